@@ -191,10 +191,8 @@ def utilization_between(was: Gpu | None, gpu: Gpu, span_s: float) -> float | Non
 
 def own_utilization(was: Gpu | None, gpu: Gpu, span_s: float, job_id: str) -> float | None:
     """Return `utilization_between` of one job on a GPU that it shares, by process; None: not known."""
-    found = [None if g is None else _of_processes(g, job_id) for g in (was, gpu)]
-    if span_s > MAX_POWER_GAP_S or any(use is None for use in found):
-        return None
-    return sum(use or 0.0 for use in found) / len(found) / 100
+    known = [use for g in (was, gpu) if g is not None and (use := _of_processes(g, job_id)) is not None]
+    return sum(known) / 2 / 100 if len(known) == 2 and span_s <= MAX_POWER_GAP_S else None
 
 
 def _of_processes(gpu: Gpu, job_id: str) -> float | None:
@@ -203,9 +201,8 @@ def _of_processes(gpu: Gpu, job_id: str) -> float | None:
     own = [process.utilization_pct for process, name in names if name is not None and name[0] == job_id]
     if own and len(own) == len(gpu.processes):
         return gpu.utilization_pct
-    if not own or any(use is None for use in own):
-        return None
-    return sum(use or 0.0 for use in own)
+    known = [use for use in own if use is not None]
+    return sum(known) if own and len(known) == len(own) else None
 
 
 def _parts(

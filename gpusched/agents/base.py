@@ -9,8 +9,8 @@ module        offers                                                 called by
 ``online``    `Online`: update_agent                                 `agents.training.online`, at night for a shadow
 ============  =====================================================  ==================================================
 
-An agent that sizes resizable jobs (`AgentTraits.sizes`) implements `Sizes` in ``live``, used live and in replays, and
-has no ``replay``: the other stages of its policy file are the built-in ones.
+An agent that sizes resizable jobs (`AgentTraits.sizes`) has the part ``sizes``, `Sizes` (here in the module ``live``),
+used live and in replays, instead of ``live`` and ``replay``: the other stages of its policy file are the built-in ones.
 
 ``prepare`` converts the weights once, when they are loaded; the type it returns says what they can do: those of RLTune
 preempt running jobs (`TrainedModel.preempts`) or do not. Code shared by the parts is compiled, does not import torch,

@@ -24,7 +24,7 @@ def predict(
             help="A job, a trace file, or a job name.",
         ),
     ] = None,
-    format: Annotated[str | None, typer.Option("--format", help="The trace's format; default: detected.")] = None,
+    format: Annotated[str | None, typer.Option("--format", help="Trace format; default: detected.")] = None,
     vc: Annotated[str | None, typer.Option("--vc", help="Only this virtual cluster, partition or queue.")] = None,
     since: Annotated[
         str | None, typer.Option("--since", help="With a trace: evaluate on jobs since; default: its second half.")
@@ -35,9 +35,7 @@ def predict(
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="With NAME: GPUs of the whole job.")] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="With NAME: on this many nodes.")] = None,
     racks: Annotated[int | None, typer.Option("--racks", min=1, help="With NAME: in this many racks.")] = None,
-    beside: Annotated[
-        list[str] | None, typer.Option("--beside", help="With NAME: beside a job of that name; may be repeated.")
-    ] = None,
+    beside: Annotated[list[str] | None, typer.Option("--beside", help="With NAME: beside a job of that name.")] = None,
     json: output.JsonOption = False,
 ) -> None:
     """Predict run times from past jobs; also speed, and the cost of placements and neighbours.

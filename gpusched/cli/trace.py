@@ -22,7 +22,7 @@ _Output = Annotated[
     str, typer.Option("-o", "--output", metavar="FILE", help="The file to write (ours: F.gpusched.npz).")
 ]
 _FormatOption = Annotated[
-    str | None, typer.Option("--format", help="Format of the source; default: detected.", show_default=False)
+    str | None, typer.Option("--format", help="Trace format; default: detected.", show_default=False)
 ]
 _StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")]
 _VcOption = Annotated[str | None, typer.Option("--vc", help="Only this virtual cluster, partition or queue.")]

@@ -37,28 +37,26 @@ def train(
         typer.Option(
             "--generate",
             metavar="FILE",
-            help="Train on workloads generated from this description (YAML, as 'trace fit').",
+            help="Train on workloads generated from this description (of 'trace fit').",
         ),
     ] = None,
     since: Annotated[str | None, typer.Option("--since", help="Jobs submitted since: 30d, 2017-10-01.")] = None,
     until: Annotated[str | None, typer.Option("--until", help="Jobs submitted before.")] = None,
-    format: Annotated[str | None, typer.Option("--format", help="The trace's format; default: detected.")] = None,
-    vc: Annotated[str | None, typer.Option("--vc", help="Only this virtual cluster of the trace.")] = None,
+    format: Annotated[str | None, typer.Option("--format", help="Trace format; default: detected.")] = None,
+    vc: Annotated[str | None, typer.Option("--vc", help="Only this virtual cluster, partition or queue.")] = None,
     load: Annotated[float | None, typer.Option("--load", help="Offered load, as in 'replay'.")] = None,
     nodes: Annotated[int | None, typer.Option("-N", "--nodes", min=1, help="Number of identical nodes.")] = None,
     gpus_per_node: Annotated[
         int | None, typer.Option("--gpus-per-node", min=1, help="GPUs per node; default 8.")
     ] = None,
     inventory: Annotated[
-        str | None, typer.Option("--inventory", metavar="FILE", help="The partitions of this inventory.yaml.")
+        str | None, typer.Option("--inventory", metavar="FILE", help="The nodes of this inventory.yaml.")
     ] = None,
     seed: Annotated[
         list[int] | None,
         typer.Option("--seed", min=0, help="Random seeds: one agent each, the best is kept; default 0."),
     ] = None,
-    hold_out: Annotated[
-        float, typer.Option("--hold-out", help="Fraction of the time span held out for evaluation.")
-    ] = 0.2,
+    hold_out: Annotated[float, typer.Option("--hold-out", help="Fraction of the time held out for evaluation.")] = 0.2,
     out: Annotated[
         str | None,
         typer.Option("--out", metavar="DIR", help="Folder of the weights; default: beside the site's policy."),
@@ -67,7 +65,7 @@ def train(
     force: Annotated[bool, typer.Option("--force", help="Train even on too few jobs.")] = False,
     keep_anyway: Annotated[
         bool,
-        typer.Option("--keep-anyway", help="Save weights even if worse than their untrained start or the best rule."),
+        typer.Option("--keep-anyway", help="Save weights even if they are worse."),
     ] = False,
     json: output.JsonOption = False,
 ) -> int:
@@ -77,7 +75,7 @@ def train(
     are not saved (exit code 1).
 
     Trains on a trace, a description, or this cluster's last 30 days (its flavors if there are none yet).
-    If interrupted and started again, it resumes from its last checkpoint.
+    Started again after an interruption, it resumes from its last checkpoint.
     """
     from gpusched.agents.common import request as service
     from gpusched.agents.training.train import not_saved

@@ -70,13 +70,13 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
         python="Name; default: the function's or program's.")] = None
     partition: Annotated[str | None, JobOption("-p --partition", "Partition to run in.",
         complete="partitions")] = None
-    flavor: Annotated[str | None, JobOption("-F --flavor", "A flavor: a declared resource bundle.",
+    flavor: Annotated[str | None, JobOption("-F --flavor", "Flavor: a declared resource bundle.",
         complete="flavors")] = None
     gpus: Annotated[tuple[int, ...] | None, JobOption("-G --gpus",
         "GPUs in total; with --resizable a range: 1-8; or MIG slices: 1g.10gb:2.", parse.sizes)] = None
     gpus_per_node: Annotated[int | None, JobOption("--gpus-per-node", "GPUs, or MIG slices, per node.",
         parse.count)] = None
-    mig: Annotated[str, JobOption("--mig", "Its GPUs are MIG slices of this profile, as with --gpus 1g.10gb:2.",
+    mig: Annotated[str, JobOption("--mig", "Its GPUs are MIG slices of this profile.",
         parse.mig)] = ""
     nodes: Annotated[int | None, JobOption("-N --nodes", "Nodes; default: the fewest.",
         python="Nodes; default: the fewest. A function runs once on each, or ``ntasks_per_node`` times.")] = None
@@ -93,7 +93,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
         "afterok:ID[:ID], afterany:, afternotok:, after:, aftercorr:, singleton; comma-separated.",
         parse.dependencies, python="As ``--dependency``; or jobs, all of which must have succeeded.")] = ()
     chain: Annotated[int | None, JobOption("--chain",
-        "A chain of this many jobs, one after the other, for work longer than the time limit.",
+        "This many jobs, one after the other, for work longer than the time limit.",
         python="Commands only: the number of jobs, each of which starts after the previous one.")] = None
     begin: Annotated[float | None, JobOption("--begin", "Do not start before: now+2h, 16:00, 2026-11-20T18:00.",
         parse.begin, python='Earliest start: ``"now+2h"`` or a datetime.')] = None
@@ -105,7 +105,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     hot: Annotated[bool, JobOption("--hot",
         "With --resizable, also as --resizable hot: ranks join and leave the running torchrun, without a restart.",
         python="With ``resizable``: ranks join and leave the running torchrun, without a restart.")] = False
-    sizes: Annotated[tuple[int, ...] | None, JobOption("--sizes", "GPU counts it may run with: 1,2,4,8.",
+    sizes: Annotated[tuple[int, ...] | None, JobOption("--sizes", "Allowed GPU counts: 1,2,4,8.",
         parse.sizes)] = None
     base_gpus: Annotated[int | None, JobOption("--base-gpus",
         "GPU count its batch size was tuned for. Default: the smallest allowed.")] = None
@@ -139,12 +139,12 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
         "How far apart its GPUs may be: server, rack, any. Default: the partition's.",
         parse.one_of("server", "rack", "any"), complete="spreads")] = ""
     placement_wait: Annotated[int | None, JobOption("--placement-wait",
-        "How long to wait for one rack; 0: do not wait. Default: the policy's.", parse.duration_or_zero)] = None
+        "Longest wait for one rack; 0: none. Default: the policy's.", parse.duration_or_zero)] = None
     exclusive: Annotated[bool, JobOption("--exclusive", "Whole nodes, shared with no other job.")] = False
     share: Annotated[Literal["", "pairs"], JobOption("--share",
         "pairs: share its GPUs with one other job. Needs --gpu-mem.",
         parse.one_of("pairs", note=" (with one other job)"))] = ""
-    gpu_mem: Annotated[int | None, JobOption("--gpu-mem", "With --share: its maximum use of each GPU's memory: 20G.",
+    gpu_mem: Annotated[int | None, JobOption("--gpu-mem", "With --share: maximum memory of each GPU: 20G.",
         parse.memory)] = None
     reservation: Annotated[str, JobOption("--reservation", "Run only in this reservation.",
         complete="reservations")] = ""
@@ -175,7 +175,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
         "append or truncate: what a restarted job does with its -o and -e files.", parse.one_of("append", "truncate"),
         python="``append`` or ``truncate``: what a restarted job does with its output files.")] = None
     slurm_env: Annotated[bool | None, JobOption("--slurm-env/--no-slurm-env",
-        "Set Slurm's variables too, as in jobs with a script. Default: the partition's.")] = None
+        "Set Slurm's variables, as for scripts. Default: the partition's.")] = None
     script: str | None = None
     # fmt: on
 

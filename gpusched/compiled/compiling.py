@@ -6,6 +6,7 @@ import gc
 import hashlib
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any, cast
@@ -25,6 +26,7 @@ try:
     from numba.core.compiler import Compiler, compile_result
     from numba.core.compiler_lock import global_compiler_lock
     from numba.core.compiler_machinery import register_pass
+    from numba.core.targetconfig import TargetConfig
     from numba.core.typed_passes import NativeLowering
     from numba.extending import models, overload, register_model, typeof_impl
     from numba.np import arrayobj
@@ -55,6 +57,15 @@ def _compiled_unequal(source: Any, target: Any) -> Any:
 
 
 cast(Any, arrayobj).raise_with_shape_context = _unequal
+
+
+@cache
+def _defaults(kind: Any) -> dict[str, object]:
+    return {name: option.default for name, option in kind.options.items()}
+
+
+# numba compares settings whenever it looks for an overload; it reads each by a property: a tenth of compiling.
+cast(Any, TargetConfig).values = lambda self: _defaults(cast(Any, type(self))) | self._values
 
 
 class _Locator(_CacheLocator):

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from traceback import extract_tb
 from typing import Any
 
 from gpusched.errors import GpuschedError, Warnings
@@ -66,8 +67,19 @@ class Component:
             for part in name.split(".") if name else ():
                 found = getattr(found, part)
         except Exception as error:  # third-party code may raise anything
-            raise self.error(f"{type(error).__name__}: {error}") from error
+            raise self.failed(error) from error
         return found
+
+    def failed(self, error: Exception) -> ComponentError:
+        """Return the error to raise for what the component raised."""
+        return self.error(self.reason(error))
+
+    def reason(self, error: Exception) -> str:
+        """Return what it raised, and from which line of its package."""
+        package = self.value.partition(":")[0].partition(".")[0]
+        frames = [(f.filename.rpartition(f"/{package}/"), f.lineno) for f in extract_tb(error.__traceback__)]
+        at = next((f" ({package}/{file}:{line})" for (_, found, file), line in reversed(frames) if found), "")
+        return f"{type(error).__name__}: {error}{at}"
 
     def error(self, why: str) -> ComponentError:
         """Return the error to raise where the component does not work."""

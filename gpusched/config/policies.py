@@ -175,13 +175,18 @@ _COMPONENTS: dict[str, tuple[str, tuple[str, ...]]] = {
 _AGENT_KEYS = ("agent", "fallback", "budget", "preempt", "schedulers", "train")
 
 
+def default_fallback(traits: AgentTraits) -> str:
+    """Return the name of the policy that decides for an agent that cannot, unless its file names another."""
+    return SIZING_FALLBACK if traits.sizes else PLACING_FALLBACK if traits.places else DEFAULT_FALLBACK
+
+
 def _agent_of(fields: dict[str, Value], trained: Path, folders: tuple[Path, ...]) -> dict[str, Any]:
     """Read a file's agent."""
     found: dict[str, Any] = {"agent": fields["agent"].component("agents", AGENTS), "folder": str(trained)}
     if found["agent"] not in AGENTS:
         found["agent_traits"] = _traits_of(found["agent"])
     traits = traits_of(found["agent"], found.get("agent_traits"))
-    default = SIZING_FALLBACK if traits.sizes else PLACING_FALLBACK if traits.places else DEFAULT_FALLBACK
+    default = default_fallback(traits)
     name = fields["fallback"].text("a policy's name") if "fallback" in fields else default
     file = policy_file(name, folders)
     # looked at before it is loaded: its own fallback could be this very policy

@@ -25,6 +25,7 @@ from gpusched.queue.promotions import Fallback
 from gpusched.queue.store import Store
 from gpusched.sched.agent import prepared_weights
 from gpusched.sched.decide import decide
+from gpusched.sched.limits import with_bounds_after
 from gpusched.sched.slicenames import base_of
 from gpusched.sched.slices.split import split
 from gpusched.sched.warming import trial_of, warm_up_agent
@@ -183,7 +184,11 @@ class Decider:
                 yield name, spec, self._weights.get(name, spec, digests.get(name, ""))
 
     def decide(self, snapshot: Snapshot, digests: Mapping[str, str]) -> Decision:
-        """Return a plan for the snapshot, within the agents' time budgets."""
+        """Return a plan for the snapshot, within the agents' time budgets.
+
+        Agents decide side by side. One whose jobs have limits that partitions before it charge is asked again, within
+        what these leave: as in a replay, partitions take shared limits in turn, those without an agent first.
+        """
         snapshot, digests = self._compiled_only(snapshot, digests)
         snapshot = split(snapshot)  # first: it adds partitions for slices
         policies = snapshot.policies
@@ -199,11 +204,15 @@ class Decider:
         bases, deciders = set(map(base_of, agents)), dict(policies)
         found = {name: one for name, one in self._fallbacks.items() if name not in bases}
         for name, spec in agents.items():
-            answer, reason = self._result(name, spec, started[name], snapshot.now)
+            run, left = started[name], with_bounds_after(plan.actions, snapshot, name)
+            if left is not snapshot and isinstance(run, AgentDecision):
+                run.answer()
+                run = self._run(name, spec, digests, left)
+            answer, reason = self._result(name, spec, run, snapshot.now)
             if reason:
                 deciders[name] = spec.effective_fallback
                 found[base_of(name)] = self._fallback(base_of(name), spec, reason, snapshot.now)
-            part = answer if answer is not None else decide(partition_snapshot(snapshot, name, deciders[name]))
+            part = answer if answer is not None else decide(partition_snapshot(left, name, deciders[name]))
             plan = _merged(plan, part)
         self._record_changes(found, policies, snapshot.now)
         return self._log_remarks(Decision(plan, deciders))

@@ -77,7 +77,7 @@ def observe_health(
     """
     rebooted = before.boot_id is not None and reading.boot_id not in (None, before.boot_id)
     health = _after_boot(before) if rebooted else before
-    fold = _Fold(health, now)
+    update = _ConditionUpdate(health, now)
     counters = dict(health.counters)
     found = {gpu.index: gpu for gpu in reading.gpus}
     present = {gpu.uuid for gpu in reading.gpus}
@@ -85,21 +85,21 @@ def observe_health(
         gpu, old = found.get(index), counters.get(index, GpuCounters())
         if gpu is not None and gpu.uuid is not None and gpu.uuid != old.uuid:
             if old.uuid is not None and old.uuid not in present:
-                fold.forget(old.uuid)  # another GPU is in its place
-            fold.rename(_nameless(index), gpu.uuid)
+                update.forget(old.uuid)  # another GPU is in its place
+            update.rename(_nameless(index), gpu.uuid)
             old = GpuCounters(uuid=gpu.uuid)
         if gpu is not None and _was_reset(gpu, old):
-            fold.forget(old.uuid)
+            update.forget(old.uuid)
             old = GpuCounters(uuid=old.uuid, bus=old.bus)
-        fold.take(judge_gpu(index, gpu, reading, old))
+        update.take(judge_gpu(index, gpu, reading, old))
         counters[index] = _counters(gpu, old)
-    log_us = _take_messages(fold, reading, counters, held, places, rebooted)
+    log_us = _take_messages(update, reading, counters, held, places, rebooted)
     after = NodeHealth(
-        conditions=fold.conditions(node), suspected=fold.suspected(), counters=counters, log_us=log_us,
+        conditions=update.conditions(node), suspected=update.suspected(), counters=counters, log_us=log_us,
         boot_id=reading.boot_id or health.boot_id,
         log_source=reading.kernel.source if reading.kernel is not None else health.log_source,
     )  # fmt: skip
-    return _consequences(before, after, fold.to_notify, node, now)
+    return _consequences(before, after, update.to_notify, node, now)
 
 
 def forgiven(health: NodeHealth) -> NodeHealth:
@@ -189,11 +189,11 @@ def _counters(gpu: Gpu | None, before: GpuCounters) -> GpuCounters:
 
 
 def _take_messages(
-    fold: _Fold, reading: NodeReading, counters: Mapping[int, GpuCounters], held: Held,
+    update: _ConditionUpdate, reading: NodeReading, counters: Mapping[int, GpuCounters], held: Held,
     places: Callable[[], dict[str, int]], rebooted: bool,
 ) -> int | None:  # fmt: skip
-    """Fold in the kernel's new messages; return up to when they are known, in microseconds since boot."""
-    log, known = reading.kernel, fold.before.log_us
+    """Take in the kernel's new messages; return up to when they are known, in microseconds since boot."""
+    log, known = reading.kernel, update.before.log_us
     if log is None or not log.source:
         return known
     if known is None:
@@ -201,17 +201,17 @@ def _take_messages(
     new = [message for message in log.messages if message.at_us > known]
     buses = {c.bus: index for index, c in counters.items() if c.bus is not None}
     for message in new:
-        _take_message(fold, message, reading, counters, buses if message.bus in buses else places(), held)
+        _take_message(update, message, reading, counters, buses if message.bus in buses else places(), held)
     return max([known, *(message.at_us for message in new)])
 
 
 def _take_message(
-    fold: _Fold, message: XidMessage, reading: NodeReading, counters: Mapping[int, GpuCounters],
+    update: _ConditionUpdate, message: XidMessage, reading: NodeReading, counters: Mapping[int, GpuCounters],
     buses: Mapping[str, int], held: Held,
 ) -> None:  # fmt: skip
     if message.switch:
         if message.fatal:
-            fold.note("nvswitch", None, None, f"SXid {message.number} of the NVSwitch at {message.bus}, fatal", "")
+            update.note("nvswitch", None, None, f"SXid {message.number} of the NVSwitch at {message.bus}, fatal", "")
         return
     if message.number in SILENT_XIDS:
         return
@@ -220,13 +220,13 @@ def _take_message(
     if index is None or KIND[xid.kind].scope == "node":
         where = f"GPU {index}" if index is not None else f"PCI address {message.bus}"
         kind = xid.kind if KIND[xid.kind].scope == "node" else "xid-other"
-        fold.note(kind, None, None, f"{detail} of {where}", "")
+        update.note(kind, None, None, f"{detail} of {where}", "")
         return
     uuid = counters[index].uuid if index in counters else None
     job = _job_of(message, reading, index, held)
     by = f", process {message.process or message.pid}" if message.pid is not None else ""
     detail += by if KIND[xid.kind].fault == "program" else ""
-    fold.note(xid.kind, uuid or _nameless(index), index, detail, job)
+    update.note(xid.kind, uuid or _nameless(index), index, detail, job)
 
 
 def _job_of(message: XidMessage, reading: NodeReading, index: int, held: Held) -> str:
@@ -250,8 +250,8 @@ def _after_boot(health: NodeHealth) -> NodeHealth:
     return NodeHealth(conditions=kept, counters=buses)
 
 
-class _Fold:
-    """Conditions while one reading is folded in; ``to_notify``: new ones, or of another job."""
+class _ConditionUpdate:
+    """Conditions while one reading is taken in; ``to_notify``: new ones, or of another job."""
 
     def __init__(self, before: NodeHealth, now: float) -> None:
         self.before, self._now = before, now
@@ -283,7 +283,7 @@ class _Fold:
                 found[renamed.key] = renamed
 
     def take(self, judged: Judgement) -> None:
-        """Fold in what a reading shows of a GPU."""
+        """Take in what a reading shows of a GPU."""
         for kind, detail in judged.kinds.items():
             if detail:
                 self._see(kind, judged.gpu, judged.at, detail)
@@ -306,7 +306,7 @@ class _Fold:
         self.to_notify.append(condition)
 
     def note(self, kind: str, gpu: str | None, index: int | None, detail: str, job: str) -> None:
-        """Fold in a message; a notice follows if it is new, or another job's."""
+        """Take in a message; a notice follows if it is new, or another job's."""
         key, now = (kind, gpu), self._now
         old = self._found.get(key)
         condition = Condition(

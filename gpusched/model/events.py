@@ -13,13 +13,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One event. ``kind`` names it; ``data`` is plain JSON.
 
     Job kinds: submitted, held, released, priority, starting, sharing, launched, running, preempted, ending, ended,
-    requeued, recovered (from its nodes, after the store was lost), resizing, resized, rank_joined, rank_left (of a
-    hot job), signalled, idle_warned, idle_acted, idle_ended (of its GPUs, and what is done), refused (a command on
+    requeued, recovered (after the store was lost), resizing, resized, rank_joined, rank_left (of a
+    hot job), signalled, idle_warned, idle_acted, idle_ended (of its GPUs), refused (a command on
     it, with the reason), work_failed, fenced, stuck (of an attempt, with the node).
     Node kinds: node_up, node_down, drained, resumed, gpu_lost, gpu_back, condition, condition_over (of the node or a
-    GPU; a program's error is its job's, too), check_failed, check_hung,
-    check_slow, check_passed, reaped, left_inventory, back_in_inventory,
-    gpu_cutting (a GPU is being cut into slices or made whole), gpu_cut, gpu_cut_failed.
+    GPU), check_failed, check_hung, check_slow, check_passed, reaped, left_inventory, back_in_inventory,
+    gpu_cutting (into slices, or whole again), gpu_cut, gpu_cut_failed.
     Kinds about reservations: reserved, reservation_changed, reservation_cancelled.
     Others: refused_command, controller_started, controller_took_over, controller_stopped, inventory_refused,
     inventory_reloaded, clock_stepped, backup_failed (the first of several), backup_succeeded (the first after it),

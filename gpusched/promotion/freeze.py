@@ -17,7 +17,7 @@ from gpusched.errors import GpuschedError
 from gpusched.model.policy import PolicySpec
 
 FOLDER = "policies"
-_OUR_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # it is no fault of the policy's, and passes
+_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # it is no fault of the policy's, and passes
 
 
 def freeze(path: Path, spec: PolicySpec, state: Path, folders: tuple[Path, ...]) -> PolicySpec:
@@ -43,7 +43,7 @@ def freeze(path: Path, spec: PolicySpec, state: Path, folders: tuple[Path, ...])
         try:
             _copy(path, spec, target, folders)
         except OSError as error:
-            if error.errno in _OUR_DISK:
+            if error.errno in _DISK_ERRNOS:
                 raise
             raise GpuschedError(f"{error.filename or path} cannot be copied: {error.strerror or error}") from None
     return msgspec.structs.replace(spec, folder=str(target) if spec.agent else "")

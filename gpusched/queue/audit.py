@@ -68,8 +68,8 @@ class AuditWrites(AuditReads):
 
     def number_audit_from(self, last: int) -> None:
         """Give numbers greater than ``last`` only: a store restored from a backup must not repeat those in the log."""
-        (given,) = self._db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'audit'").fetchone()
-        if last > (given or 0):
+        (given,) = self._db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'audit'").fetchone()
+        if last > given:
             self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'audit'")
             self._db.execute("INSERT INTO sqlite_sequence VALUES ('audit', ?)", (last,))
 
@@ -187,4 +187,3 @@ class AuditReporter:
             more = f" (and {unreported} more before)" if unreported else ""
             with contextlib.suppress(GpuschedError, OSError):  # it is refused all the same
                 self._inbox.deliver(msgspec.structs.replace(command, refused=(command.refused or "refused") + more))
-

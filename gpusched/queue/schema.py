@@ -62,7 +62,7 @@ CREATE TABLE usage (
 ) WITHOUT ROWID;
 CREATE INDEX usage_job ON usage (job_id);
 
--- Command files already folded in: folding one twice changes nothing.
+-- Command files applied already (applied_files since a later version): applying one twice changes nothing.
 CREATE TABLE folded (file_name TEXT PRIMARY KEY, time REAL NOT NULL) WITHOUT ROWID;
 
 -- Every change of a partition's live policy, kept for ever; the last row says what decides there.
@@ -176,6 +176,9 @@ UPDATE usage SET idle_energy_unknown_s = idle_s;
 -- Entries of the audit log, until they are in its files; see queue.audit. AUTOINCREMENT: no number is given twice.
 -- data: model.audit.AuditEntry as JSON.
 CREATE TABLE audit (seq INTEGER PRIMARY KEY AUTOINCREMENT, data BLOB NOT NULL);
+""",
+    """
+ALTER TABLE folded RENAME TO applied_files;
 """,
 )
 FIRST_VERSION = 13  # of SCHEMA; databases of versions before it cannot be opened

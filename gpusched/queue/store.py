@@ -979,7 +979,7 @@ class Store(
             "WHERE job_id IN (SELECT id FROM jobs WHERE state = :state)",
             {"step": step, "state": JobState.PENDING},
         )
-        self._db.execute("UPDATE folded SET time = time + ?", (step,))
+        self._db.execute("UPDATE applied_files SET time = time + ?", (step,))
         self.shift_progress(step)
         self.shift_checks(step)
         self.shift_notices(step)
@@ -1019,15 +1019,15 @@ class Store(
 
     def was_applied(self, file_name: str) -> bool:
         """Return whether this command file was already applied."""
-        return self._db.execute("SELECT 1 FROM folded WHERE file_name = ?", (file_name,)).fetchone() is not None
+        return self._db.execute("SELECT 1 FROM applied_files WHERE file_name = ?", (file_name,)).fetchone() is not None
 
     def mark_applied(self, file_name: str, now: float) -> None:
         """Record that a command file was applied."""
-        self._db.execute("INSERT OR REPLACE INTO folded VALUES (?, ?)", (file_name, now))
+        self._db.execute("INSERT OR REPLACE INTO applied_files VALUES (?, ?)", (file_name, now))
 
     def forget_applied(self, before: float) -> None:
         """Forget command files applied before ``before`` (Unix seconds); they must have left the inbox."""
-        self._db.execute("DELETE FROM folded WHERE time < ?", (before,))
+        self._db.execute("DELETE FROM applied_files WHERE time < ?", (before,))
 
     def job_energy(self, job_id: str) -> float | None:
         """Return the joules measured of a job so far; None: none were."""

@@ -147,7 +147,7 @@ def component_errors(agent: str) -> Iterator[None]:
     except Exception as error:
         if agent in AGENTS:
             raise
-        raise installed("agents", agent).error(f"{type(error).__name__}: {error}") from error
+        raise installed("agents", agent).failed(error) from error
 
 
 _prepared: dict[str, tuple[TrainedModel, Any]] = {}  # path of the weights -> the model last loaded from it, prepared

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+from msgspec.structs import replace
+
 from gpusched.model.limits import WEEK_S, Bound, limit_units
-from gpusched.model.plan import Reason, ReasonCode
+from gpusched.model.plan import Action, Reason, ReasonCode, Resize, Start
 from gpusched.model.slicetables import gpus_counted
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
 from gpusched.model.units import count_of, format_duration
@@ -23,6 +25,12 @@ class Rooms:
         self._bounds, self._now = snapshot.bounds, snapshot.now
         self._room = [bound.room for bound in snapshot.bounds]
         self._arrays: dict[str, int] = {}
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """Return the bounds with their present usage."""
+        left = zip(self._bounds, self._room, strict=True)
+        return tuple(replace(bound, used=bound.rule.limit - room) for bound, room in left)
 
     def full(self, job: PendingView, gpus: int | None = None) -> Reason | None:
         """Return why the job may not start, by the first limit it exceeds, or None. ``gpus``: instead of its own."""
@@ -77,6 +85,27 @@ class Rooms:
     def _cost(self, at: int, job: PendingView, gpus: int | None) -> float:
         counted = gpus_counted(job.spec.gpus if gpus is None else gpus, job.spec.profile)
         return limit_units(self._bounds[at].rule.unit, counted, max(0.0, job.limit_s))
+
+
+def with_bounds_after(actions: Iterable[Action], snapshot: Snapshot, partition: str) -> Snapshot:
+    """Return the snapshot with what these starts, and growth, in other partitions take of limits.
+
+    The snapshot itself if they take nothing of what jobs of the partition count for.
+    """
+    if not snapshot.bounds:
+        return snapshot
+    rooms, pending = Rooms(snapshot), {job.id: job for job in snapshot.pending}
+    running, charged = {job.id: job for job in snapshot.running}, set[int]()
+    for action in actions:
+        if isinstance(action, Start):
+            rooms.take(pending[action.job_id], action.allocation.gpus)
+            charged.update(pending[action.job_id].bounds)
+        elif isinstance(action, Resize) and rooms.refuse_resize(running[action.job_id], action.gpus) is None:
+            charged.update(running[action.job_id].bounds)
+    jobs: tuple[PendingView | RunningView, ...] = (*snapshot.pending, *snapshot.running)
+    if not any(charged.intersection(job.bounds) for job in jobs if job.spec and job.spec.partition == partition):
+        return snapshot
+    return replace(snapshot, bounds=rooms.bounds)
 
 
 class LimitReasons:

@@ -91,7 +91,7 @@ def columns_of(order: str, keys: Keys) -> list[Ints | Floats]:
     try:
         columns = [np.asarray(column, np.float64) for column in by(keys)]
     except Exception as error:  # another's code: anything can be wrong with it
-        raise component.error(f"{type(error).__name__}: {error}") from error
+        raise component.failed(error) from error
     if any(column.shape != keys.submit.shape or np.isnan(column).any() for column in columns):
         raise component.error("it did not return one number for each job")
     return list(columns)

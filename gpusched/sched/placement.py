@@ -132,7 +132,7 @@ class NodeChooser:
         except NotCached:  # a trial of what is compiled, not the component's fault
             raise
         except Exception as error:  # another's code: anything can be wrong with it
-            raise installed("placements", self._name).error(f"{type(error).__name__}: {error}") from error
+            raise installed("placements", self._name).failed(error) from error
         for column in given:
             if column.shape != nodes.rack.shape or column.dtype.kind not in "iufb" or np.isnan(column).any():
                 raise installed("placements", self._name).error("it did not return one number for each node")

@@ -5,7 +5,6 @@ Imports nothing heavy: the shell's completion asks here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,11 +106,10 @@ def known_policies(folders: tuple[Path, ...] = (BUILT_IN,)) -> tuple[str, ...]:
 def folders_in_force(inventory_path: Path | str | None = None) -> tuple[Path, ...]:
     """Return `policy_folders` of this inventory, else of the one in force, else of the current folder."""
     try:
-        return policy_folders(inventory_path or lastgood.inventory_path(state_folder()))
+        path = inventory_path or lastgood.inventory_path(state_folder())
     except UsageError:
-        if inventory_path is not None or os.environ.get("GPUSCHED_POLICIES"):
-            raise
-        return policy_folders("inventory.yaml")
+        path = "inventory.yaml"
+    return policy_folders(path)
 
 
 def meaning_notes(names: Iterable[str]) -> tuple[str, ...]:

@@ -235,7 +235,7 @@ def draw_models(rates: Rates, trace: Trace, gpu_types: Sequence[str], seed: int)
 
 def restart_seconds(trace: Trace, costs: Mapping[str, float], else_s: float) -> tuple[Floats, tuple[str, ...]]:
     """Return each job's restart cost, ``float64[jobs]``, by its model if known, and notes."""
-    seconds = np.full(len(trace), else_s)
+    seconds = np.full(len(trace), float(else_s))
     if not costs:
         return seconds, ()
     keys = [model_key(name) for name in trace.models]

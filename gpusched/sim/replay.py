@@ -58,7 +58,7 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     At one instant ends come before node events, those before arrivals, and these before decisions. A partition is
     decided at the instants at which one of its jobs arrives or ends or one of its nodes changes. Under orders that
     change while jobs wait all partitions are, by what users had used before that instant, as live; under limits, too,
-    and where several partitions share them again at the same instant while jobs start.
+    and at the same instant again while what starts may let others start within them, as live in the next cycle.
 
     Jobs that can never run are named in the result and kept out. The policy may be a function (see `stepper`).
     ``options``: see `ReplayOptions`.

@@ -171,7 +171,7 @@ class SnapshotRun:
         rows = [self._row[inner_name(part.node, profile)] for part in allocation.parts]
         sim.chosen[: len(rows)] = rows
         start_job(sim, log, job, sim.chosen, 0, NOTHING_TAKEN, float(self._world.restart_s[job]))
-        note_charged(sim.ledger, job, len(sim.dirty))
+        note_charged(sim.ledger, job)
         self._held[job] = allocation
 
     def _stop(self, log: EventLog, job: int, for_job: str) -> None:

@@ -83,7 +83,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
         "[TRACE...]")] = ()
     policies: Annotated[tuple[str, ...], StudyOption("-P --policy",
         "A policy's name or file; ORDER+BACKFILL: f1+easy.", complete="replays")] = ()
-    format: Annotated[str | None, StudyOption("--format", "The traces' format; default: detected.")] = None
+    format: Annotated[str | None, StudyOption("--format", "Trace format; default: detected.")] = None
     nodes: Annotated[int | None, StudyOption("-N --nodes", "Number of identical nodes.", least=1)] = None
     gpus_per_node: Annotated[int | None, StudyOption("--gpus-per-node", "GPUs per node; default 8.", least=1)] = None
     inventory: Annotated[str | None, StudyOption("--inventory", "The nodes of this inventory.yaml.", "FILE")] = None
@@ -95,16 +95,16 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     profiles: Annotated[tuple[str, ...], StudyOption("--profiles", "Measured speeds: a file or folder of them.",
         "FILE")] = ()
     reference_gpu_type: Annotated[str | None, StudyOption("--reference-gpu-type",
-        "GPU type on which the trace was recorded; default: the profile's.")] = None
+        "GPU type of the trace; default: the profile's.")] = None
     share: Annotated[str, StudyOption("--share",
-        "GPU sharing: auto (fractions, if jobs request them), no, fractions, pairs.")] = "auto"
+        "GPU sharing: auto (fractions, if requested), no, fractions, pairs.")] = "auto"
     resizable: Annotated[str | None, StudyOption("--resizable",
         "GPU counts that sizing policies may choose: 1-8.")] = None
     cpus: Annotated[str | None, StudyOption("--cpus",
         "With --resizable: CPU cores: 2-12; default: in proportion to the GPUs.")] = None
     mem: Annotated[str | None, StudyOption("--mem", "With --resizable: memory: 16G-64G.")] = None
     load: Annotated[float | None, StudyOption("--load",
-        "Offered load: chooses the number of nodes; with nodes, the pace.")] = None
+        "Offered load: chooses the number of nodes, or with nodes the pace.")] = None
     vc: Annotated[str | None, StudyOption("--vc", "Only this virtual cluster, partition or queue.")] = None
     placement: Annotated[str | None, StudyOption("--placement", "Override the policy's own.")] = None
     since: Annotated[str | None, StudyOption("--since", "Jobs submitted since: 30d, 2017-10-01.")] = None
@@ -121,9 +121,9 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     outages: Annotated[str | None, StudyOption("--outages", "CSV node,start,end,drain of failing nodes.",
         "FILE")] = None
     reservations: Annotated[str | None, StudyOption("--reservations",
-        "CSV node,start,end of planned maintenance, replacing recorded ones.", "FILE")] = None
+        "CSV node,start,end of maintenance, in place of recorded ones.", "FILE")] = None
     quotas: Annotated[bool | None, StudyOption("--quotas/--no-quotas",
-        "Apply the inventory's user, group and class limits; default: own history.")] = None
+        "Apply the inventory's limits; default: to own history.")] = None
     seeds: Annotated[tuple[int, ...], StudyOption("--seed", "Random seed; several: one replay each.", least=0)] = ()
     workers: Annotated[int, StudyOption("-j --jobs", "Worker processes; 0: automatic.", least=0)] = 0
     backend: Annotated[str | None, StudyOption("--backend", "A Dask or Ray cluster: dask://HOST:PORT.")] = None
@@ -148,17 +148,18 @@ class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     # fmt: off
-    quick: Annotated[bool, StudyOption("--quick", "Quick check: one seed, barely trained.")] = False
+    quick: Annotated[bool, StudyOption("--quick", "One seed, barely trained.")] = False
     seeds: Annotated[tuple[int, ...], StudyOption("--seed", "Random seeds; default 0, 1, 2.", least=0)] = ()
     jobs: Annotated[int, StudyOption("-j --jobs", "Processes; 0: one per core.", least=0,
         papers=("gist", "dl2", "maifs", "topology"))] = 0
     policies: Annotated[tuple[str, ...], StudyOption("--policy",
-        "Only this policy (not gist; rltune: with --out); may be repeated.",
+        "Only these policies (not gist; rltune: with --out).",
         papers=("dl2", "maifs", "rltune", "topology"))] = ()
     trace: Annotated[str | None, StudyOption("--trace", "rltune: on this log; default: on generated jobs.", "FILE",
         papers=("rltune",))] = None
-    format: Annotated[str | None, StudyOption("--format", "Its format; default: detected.", papers=("rltune",))] = None
-    vcs: Annotated[tuple[str, ...], StudyOption("--vc", "rltune: only this virtual cluster; may be repeated.",
+    format: Annotated[str | None, StudyOption("--format", "Trace format; default: detected.",
+        papers=("rltune",))] = None
+    vcs: Annotated[tuple[str, ...], StudyOption("--vc", "rltune: only these virtual clusters.",
         papers=("rltune",))] = ()
     workloads: Annotated[str | None, StudyOption("--workloads",
         "dl2: these traces; maifs: trace folder. Default: generated.", "FILE", papers=("dl2", "maifs"))] = None
@@ -173,19 +174,19 @@ class PaperOptions(msgspec.Struct, frozen=True, kw_only=True):
     restart: Annotated[str | None, StudyOption("--restart", "dl2: cost of a resize, such as 120s; default none.",
         papers=("dl2",))] = None
     changes: Annotated[tuple[str, ...], StudyOption("--change",
-        "dl2: MODEL:SLOT:FACTOR changes a model's speed; may be repeated.", papers=("dl2",))] = ()
+        "dl2: MODEL:SLOT:FACTOR changes a model's speed.", papers=("dl2",))] = ()
     topology: Annotated[str | None, StudyOption("--topology",
-        "topology: a built-in cluster, or a YAML of switches; default: all built-in ones.", "FILE",
+        "topology: a built-in cluster, or a YAML of switches; default: all built-in.", "FILE",
         papers=("topology",))] = None
     gpus_per_node: Annotated[int | None, StudyOption("--gpus-per-node",
-        "topology: GPUs per node of a file; default 8, or its inventory's.", papers=("topology",))] = None
+        "topology: GPUs per node of a file; default: its inventory's, or 8.", papers=("topology",))] = None
     nic: Annotated[str | None, StudyOption("--nic", "topology: NIC rate of a file's nodes; default 100G.",
         papers=("topology",))] = None
     table: Annotated[str | None, StudyOption("--table",
         "topology: CSV of measured pairs, from which jobs are drawn.", "FILE", papers=("topology",))] = None
     loads: Annotated[tuple[float, ...], StudyOption("--load",
         "topology: offered load; default 0.7, 0.9, 1.1; rltune --out: 0.9, 1.1.", papers=("rltune", "topology"))] = ()
-    device: Annotated[str | None, StudyOption("--device", "dl2: device to train on, cpu or cuda; default cpu.",
+    device: Annotated[str | None, StudyOption("--device", "dl2: train on cpu (default) or cuda.",
         papers=("dl2",))] = None
     html: Annotated[str | None, StudyOption("--html", "gist, rltune: write a page with plots.", "FILE",
         papers=("gist", "rltune"))] = None

@@ -116,7 +116,7 @@ def _load(path: Path, format: str | None, *, strict: bool) -> Trace:
     except Exception as error:
         if component.distribution == OURS or isinstance(error, GpuschedError):
             raise
-        raise component.error(f"{type(error).__name__}: {error}") from error
+        raise component.failed(error) from error
     if not isinstance(trace, Trace):
         raise component.error(f"it returned {type(trace).__name__}, not a Trace")
     cache.put(kept, trace)

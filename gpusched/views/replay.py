@@ -204,7 +204,8 @@ def remarks(outcomes: Sequence[StudyOutcome]) -> list[str]:
     if bound is not None:
         bound_text = f"no schedule has a mean JCT below {span(bound.mean_jct_s)}"
         lines.append(f"GAP: {bound_text} or a makespan below {span(bound.makespan_s)} (proven lower bounds).")
-    lines += [f"{note[:1].upper()}{note[1:]}." for note in notes]
+    names = tuple(f"{policy} " for policy, _ in policies)
+    lines += [f"{note if note.startswith(names) else note[:1].upper() + note[1:]}." for note in notes]
     for outcome in outcomes:
         if outcome.metrics.infeasible:
             reason = outcome.result.infeasible_why[0]

@@ -192,6 +192,15 @@ def test_a_job_is_charged_its_own_gpus_and_the_rest_is_unallocated() -> None:
     assert dgx1.measured_utilization == pytest.approx(0.1)
 
 
+def test_idle_energy_measured_before_a_run_is_not_its_own() -> None:
+    """The GPU was its for 100 s, idle for 80, of which its run had 50: the first 50 were idle, so 30 of 80 count."""
+    usage = use("dgx1", "j", gpu_s=100, util_known_s=100, idle_s=80, idle_energy_j=8 * 3.6e6, idle_energy_unknown_s=40)
+    (j,) = report([run("j", {"dgx1": 1}, 0, 50)], [usage], "job", until=HOUR).rows
+    assert j.idle_gpu_hours == pytest.approx(30 / HOUR)
+    assert j.idle_energy_kwh == pytest.approx(3)
+    assert j.idle_energy_unknown_share == pytest.approx(0.5), "as of all that was measured"
+
+
 def test_without_rated_power_or_price() -> None:
     bare = Partition(name="A100", nodes=(node("dgx1", "A100", None), node("dgx2", "A100", 6500)), flavors=())
     made = report([run("f", {"dgx1": 8}, 0, None)], [use("dgx1", gpu_s=1, energy_j=1)],

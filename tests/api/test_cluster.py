@@ -47,7 +47,7 @@ SMALL: Options = {"flavor": "s-V100"}
 
 @pytest.fixture
 def cluster(site: Site) -> Cluster:
-    site.fold()  # there is a store, and a controller lives
+    site.apply_inbox()  # there is a store, and a controller lives
     return Cluster()
 
 
@@ -212,7 +212,7 @@ def test_a_functions_tasks_are_numbers_to_its_program(site: Site, cluster: Clust
 def test_the_controller_keeps_a_program_until_its_job_has_ended(site: Site, cluster: Cluster) -> None:
     jobs = cluster.map_array(len, ["a", "bc"], **SMALL)
     single = cluster.submit(len, "def", **SMALL)
-    site.fold()
+    site.apply_inbox()
     programs = SecretFiles(site.state).programs
     store = Store.create_or_open(site.state)
     first, second, third = (store.job(job.id) for job in (*jobs, single))
@@ -234,7 +234,7 @@ def test_the_controller_keeps_a_program_until_its_job_has_ended(site: Site, clus
     with pytest.raises(GpuschedError, match="its function is no longer stored; submit it again"):
         cluster.requeue([single])
     Inbox(site.state).deliver(Requeue(time=time.time(), job_ids=(single.id,)))
-    site.fold()
+    site.apply_inbox()
     assert [e.data["why"] for e in store.events() if e.kind == "refused"] == [
         f"job {single.id}: its function was deleted when it ended; submit it again"
     ]
@@ -245,7 +245,7 @@ def test_programs_count_as_what_waits(site: Site, cluster: Cluster) -> None:
     text = site.inventory.read_text()
     site.inventory.write_text("settings: {max_queued_size_per_user: 4M}\n" + text)
     jobs = [cluster.submit(len, os.urandom(1_000_000), **SMALL) for _ in range(4)]
-    site.fold()
+    site.apply_inbox()
     for job in jobs[:3]:
         assert job.state == "PENDING"
     with pytest.raises(GpuschedError, match=r"was refused: the pending jobs of .* would take 5 MiB"):
@@ -261,7 +261,7 @@ def test_a_forged_program_is_refused(site: Site, cluster: Cluster, forged: dict[
     good = submitted(site)
     spec = msgspec.structs.replace(good.spec, function=forged.pop("function", good.spec.function))
     Inbox(site.state).deliver(msgspec.structs.replace(good, spec=spec, **forged))
-    site.fold()
+    site.apply_inbox()
     store = Store.create_or_open(site.state)
     assert [e.kind for e in store.events(job_id=good.id)] == ["refused_command"]
     store.close()
@@ -275,7 +275,7 @@ def test_futures_end_with_their_jobs(site: Site, cluster: Cluster) -> None:
         cluster.submit("sh -c 'exit 3'", **SMALL),
     )
     everything = (good, bad, out, killed, wide, plain)
-    site.fold()
+    site.apply_inbox()
     assert {job.state for job in everything} == {"PENDING"}
     site.start(good.id)
     assert good.running()
@@ -315,7 +315,7 @@ def test_futures_end_with_their_jobs(site: Site, cluster: Cluster) -> None:
 
 def test_a_result_that_is_on_its_way_is_waited_for(site: Site, cluster: Cluster) -> None:
     job = cluster.submit(len, "four", **SMALL)
-    site.fold()
+    site.apply_inbox()
     site.start(job.id)
     store = Store.create_or_open(site.state)
     rank = RankRecord(job_id=job.id, attempt=1, rank=0, node="dgx-1v-1", runtime="podman")
@@ -347,7 +347,7 @@ def test_a_result_that_is_on_its_way_is_waited_for(site: Site, cluster: Cluster)
 )
 def test_an_invalid_result_is_a_one_line_error(site: Site, cluster: Cluster, content: bytes, said: str) -> None:
     job = cluster.submit(len, "four", **SMALL)
-    site.fold()
+    site.apply_inbox()
     site.start(job.id)
     leave(site, job, None)
     result_path(site.state, job.id, 1, 0).write_bytes(content)
@@ -363,7 +363,7 @@ def test_anothers_result_is_not_unpickled(site: Site, cluster: Cluster) -> None:
             return os.mkdir, (str(site.folder / "trapped"),)
 
     job = cluster.submit(len, "four", **SMALL)
-    site.fold()
+    site.apply_inbox()
     site.start(job.id)
     leave(site, job, Trap())
     site.change(job.id, uid=4711)
@@ -386,7 +386,7 @@ def test_a_larger_result_is_read_from_its_folder_checked_and_removed(site: Site,
         ("", None, "is no longer in"),
     ):
         job = cluster.submit(len, "four", **SMALL)
-        site.fold()
+        site.apply_inbox()
         site.start(job.id)
         leave(site, job, None, folder=folder, **header)
         store = Store.create_or_open(site.state)
@@ -408,7 +408,7 @@ def test_a_larger_result_is_read_from_its_folder_checked_and_removed(site: Site,
 
 def test_the_last_lines_of_a_job_that_failed_come_with_its_exception(site: Site, cluster: Cluster) -> None:
     job = cluster.submit("true", **SMALL)
-    site.fold()
+    site.apply_inbox()
     site.start(job.id)
     log = log_path(site.state, job.id, 1, 0)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -431,7 +431,7 @@ def test_all_public_names_are_listed_without_being_loaded() -> None:
 def test_threads_share_a_cluster(site: Site, cluster: Cluster) -> None:
     with ThreadPoolExecutor(4) as threads:
         jobs = list(threads.map(lambda n: cluster.submit(abs, n, **SMALL), range(8)))
-        site.fold()
+        site.apply_inbox()
         assert set(threads.map(lambda job: job.state, jobs)) == {"PENDING"}
         for job in jobs:
             site.start(job.id)
@@ -446,7 +446,7 @@ def test_cancelling(site: Site, cluster: Cluster) -> None:
     assert job.cancel()
     assert (job.cancelled(), job.done()) == (True, True)
     assert job.cancel()
-    site.fold()
+    site.apply_inbox()
     assert job.state == "CANCELLED"
     site.end(other.id)
     assert not other.cancel() or other.done()
@@ -499,7 +499,7 @@ def test_an_unreadable_result_is_read_again(site: Site, cluster: Cluster, monkey
     monkeypatch.setattr(watching, "REOPEN_S", 1e9)
     monkeypatch.setattr(watching, "MAX_SAMPLED", 0)
     job = cluster.submit("true", **SMALL)
-    site.fold()
+    site.apply_inbox()
     wait_until(lambda: job.id in looked)  # from now on it is looked at again when it has ended
     site.end(job.id)
     assert wait([job], 120).not_done == set()
@@ -509,7 +509,7 @@ def test_an_unreadable_result_is_read_again(site: Site, cluster: Cluster, monkey
 def test_refusals_end_futures(site: Site, cluster: Cluster) -> None:
     job = cluster.submit("true", priority=0, **SMALL)
     site.inventory.write_text(site.inventory.read_text().replace("s-V100", "other"))
-    site.fold()
+    site.apply_inbox()
     error = job.exception(300)
     assert isinstance(error, GpuschedError)
     assert f"job {job.id} was refused" in str(error)
@@ -586,7 +586,7 @@ def test_jobs_that_a_failed_batch_did_not_queue_are_cancelled(site: Site, cluste
 def test_shutdown_cancels_what_has_not_started(site: Site, cluster: Cluster) -> None:
     with Executor(cluster, **SMALL) as pool:
         first, second = pool.submit(len, "a"), pool.submit(len, "b")
-        site.fold()
+        site.apply_inbox()
         site.start(first.id)
         pool.shutdown(wait=False, cancel_futures=True)
         assert (first.cancelled(), second.cancelled()) == (False, True)
@@ -599,11 +599,11 @@ def test_shutdown_cancels_all_by_one_command(site: Site, cluster: Cluster) -> No
     """For each job the whole inbox was read again: 1,000 jobs took minutes."""
     with Executor(cluster, **SMALL) as pool:
         jobs = [pool.submit(len, "a") for _ in range(3)] + pool.map_array(len, "bc")
-        site.fold()
+        site.apply_inbox()
         pool.shutdown(wait=False, cancel_futures=True)
     assert all(job.cancelled() for job in jobs)
     assert len(list(Inbox(site.state).new.iterdir())) == 1
-    site.fold()
+    site.apply_inbox()
     assert {job.state for job in jobs} == {JobState.CANCELLED}
 
 
@@ -629,7 +629,7 @@ def test_a_job_of_submitits_goes_on_while_its_state_cannot_be_read(site: Site, c
     ids = cluster.submit("true", **SMALL).id, "0" * 11
     made, missing = (plugin.GpuschedJob[int](site.state, job_id) for job_id in ids)
     assert (made.done(), missing.done()) == (False, True)
-    site.fold()
+    site.apply_inbox()
     for _ in range(20):  # as submitit does while it waits
         assert not made.done()
         assert made.state == "PENDING"
@@ -650,7 +650,7 @@ def test_a_worker_of_dask_s_whose_job_was_refused_is_replaced_later(site: Site, 
 
     job = cluster.submit("true", **SMALL)
     site.inventory.write_text(site.inventory.read_text().replace("s-V100", "other"))
-    site.fold()
+    site.apply_inbox()
     assert isinstance(job.exception(300), GpuschedError)
     replaced, worker = [], object.__new__(WorkerJob)
     worker.name, worker._job = "w-0", job
@@ -665,7 +665,7 @@ def test_a_worker_of_dask_s_whose_job_was_refused_is_replaced_later(site: Site, 
 
 def test_a_forked_process_has_futures_of_its_own(site: Site, cluster: Cluster) -> None:
     job = cluster.submit(len, "a", **SMALL)
-    site.fold()  # a thread waits for it, which the other process will lack
+    site.apply_inbox()  # a thread waits for it, which the other process will lack
     if not (child := os.fork()):
         code = 1
         try:
@@ -691,7 +691,7 @@ def test_asyncio(site: Site, cluster: Cluster) -> None:
                 await asyncio.sleep(0.01)
 
         ticking = asyncio.create_task(tick())
-        site.fold()
+        site.apply_inbox()
         site.start(job.id)
         leave(site, job, 4)
         site.end(job.id)
@@ -708,7 +708,7 @@ def test_asyncio(site: Site, cluster: Cluster) -> None:
 
 
 def test_no_controller_is_a_warning(site: Site) -> None:
-    site.fold(alive=False)
+    site.apply_inbox(alive=False)
     with pytest.warns(NoController, match="the controller is not running") as warned:
         Cluster().submit("true", **SMALL)
     assert warned[0].filename == __file__
@@ -716,7 +716,7 @@ def test_no_controller_is_a_warning(site: Site) -> None:
 
 def test_it_looks_at_what_the_commands_show(site: Site, cluster: Cluster) -> None:
     job = cluster.submit(len, "four", name="mine", **SMALL)
-    site.fold()
+    site.apply_inbox()
     assert [j["id"] for j in cluster.jobs()] == [job.id]
     assert cluster.jobs(state="RUNNING") == []
     shown = site.call("show", job.id, "--json").ok().json
@@ -748,7 +748,7 @@ def test_only_what_changed_is_looked_at(site: Site, cluster: Cluster, monkeypatc
     own = {job.id for job in jobs}  # threads of other tests may still wait for theirs
     wait_until(lambda: own <= set(looked))
     assert len([job_id for job_id in looked if job_id in own]) == 2000, "each once"
-    site.fold()
+    site.apply_inbox()
     looked.clear()
     for job in jobs[:3]:
         site.start(job.id)
@@ -763,7 +763,7 @@ def test_of_an_array_only_the_named_task_is_read(
 ) -> None:
     """For each task the whole array was: to list 10,000 tasks took 20 minutes."""
     jobs, asked, rows_of = cluster.map_array(len, "abc", **SMALL), list[str](), Reader.rows_of
-    site.fold()
+    site.apply_inbox()
     monkeypatch.setattr(Reader, "rows_of", lambda reader, job_id: asked.append(job_id) or rows_of(reader, job_id))
     assert jobs[1].state is JobState.PENDING
     assert asked
@@ -788,7 +788,7 @@ def test_jobs_that_ended_between_two_polls_complete_in_order_of_their_ends(site:
     done: list[str] = []
     for job in jobs:
         job.add_done_callback(lambda future: done.append(future.id))
-    site.fold()
+    site.apply_inbox()
     store = Store.create_or_open(site.state)
     now = time.time()
     order = [jobs[i] for i in (5, 2, 7, 0, 6, 1, 3, 4)]

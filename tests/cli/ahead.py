@@ -30,7 +30,7 @@ class Cluster:
     def __init__(self, site: Site) -> None:
         self.site = site
         site.inventory.write_text(INVENTORY)
-        site.fold()
+        site.apply_inbox()
         self.well()
 
     def well(self, *away: str) -> None:
@@ -48,7 +48,7 @@ class Cluster:
     def wait(self, gpus: int, limit: str = "1h", *options: str, partition: str = "A100") -> str:
         """A job in the queue."""
         job = self.site.submit("-p", partition, "--gpus", str(gpus), "-t", limit, *options, "--", "x")
-        self.site.fold()
+        self.site.apply_inbox()
         return job
 
     def run(self, node: str, gpus: int, ran_h: float, limit: str) -> str:

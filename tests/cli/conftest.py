@@ -108,7 +108,7 @@ class Site:
         assert isinstance(command, Submit)
         return command
 
-    def fold(self, *, alive: bool = True) -> None:
+    def apply_inbox(self, *, alive: bool = True) -> None:
         """Apply the inbox as the controller does, with its heartbeat."""
         store = Store.create_or_open(self.state)
         CommandApplier(store, Inbox(self.state), load_inventory(self.inventory), SecretFiles(self.state)).apply_inbox(

@@ -100,7 +100,7 @@ def test_suggestions_for_a_sooner_start_are_checked(cluster: Cluster) -> None:
     assert any("partition V100 could run it now" in s for s in answer["next_steps"]) or answer["reason"] == "Priority"
     assert not any(w.startswith("after job") for w in sooner), "whichever job ends, the head goes first"
     cluster.site.call("cancel", head).ok()
-    cluster.site.fold()
+    cluster.site.apply_inbox()
     sooner = {s["what"]: s for s in cluster.why(job)["sooner"]}
     assert (sooner["with 4 GPUs"]["now"], sooner["with 4 GPUs"]["nodes"]) == (True, ["a1"])
     assert "with 2 GPUs" not in sooner, "the least that must be given up"

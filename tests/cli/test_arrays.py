@@ -24,23 +24,23 @@ def test_a_hundred_thousand_tasks_are_one_line(site: Site) -> None:
         assert f"{array}_[0-99999]" in row
         assert "PENDING [0-99999] (100000)" in site.call("show", array).ok().out
         assert site.call("show", "--json", f"{array}_77777").ok().json["array_index"] == 77777
-        site.fold()
+        site.apply_inbox()
     events = site.call("show", "--json", f"{array}_77777").json["events"]
     assert [event["kind"] for event in events] == ["submitted"]
     site.start(f"{array}_0")
     assert listed(site) == {f"{array}_0": "RUNNING", f"{array}_[1-99999]": "PENDING"}
     site.call("cancel", array).ok()
-    site.fold()
+    site.apply_inbox()
     assert listed(site) == {f"{array}_0": "COMPLETING", f"{array}_[1-99999]": "CANCELLED"}
     assert "99999 CANCELLED" in site.call("status").out
 
 
 def test_commands_take_some_of_the_tasks(site: Site) -> None:
     array = site.submit("--array", "0-99", *ASKED)
-    site.fold()
+    site.apply_inbox()
     site.call("hold", f"{array[:9]}_[10-12,20]").ok()
     assert [c.job_ids for c in site.commands() if isinstance(c, Hold)] == [(f"{array}_[10-12,20]",)]
-    site.fold()
+    site.apply_inbox()
     assert listed(site) == {f"{array}_[0-9,13-19,21-99]": "PENDING", f"{array}_[10-12,20]": "user"}
     assert listed(site, f"{array}_[9-10]") == {f"{array}_9": "PENDING", f"{array}_10": "user"}
     half = site.call("release", f"{array}_[5-11]").err
@@ -48,7 +48,7 @@ def test_commands_take_some_of_the_tasks(site: Site) -> None:
     assert "is not held" in half
     site.call("priority", f"{array}_[90-99]", "-3").ok()
     site.call("cancel", f"{array}_[0-4]", f"{array}_50").ok()
-    site.fold()
+    site.apply_inbox()
     assert listed(site) == {
         f"{array}_[0-4]": "CANCELLED",
         f"{array}_50": "CANCELLED",
@@ -58,7 +58,7 @@ def test_commands_take_some_of_the_tasks(site: Site) -> None:
         f"{array}_[90-99]": "PENDING",
     }
     site.call("requeue", f"{array}_[3-4]").ok()
-    site.fold()
+    site.apply_inbox()
     assert listed(site, f"{array}_[2-4]") == {f"{array}_2": "CANCELLED", f"{array}_[3-4]": "PENDING"}
 
 
@@ -75,7 +75,7 @@ def test_commands_take_some_of_the_tasks(site: Site) -> None:
 )
 def test_tasks_that_are_not_there(site: Site, task: str, said: str) -> None:
     array = site.submit("--array", "0-9", *ASKED)
-    site.fold()
+    site.apply_inbox()
     for command in ("cancel", "show", "why", "hold"):
         done = site.call(command, array + task)
         assert (done.code, said in done.err) == (2, True), done.err
@@ -88,19 +88,19 @@ def test_cancelling_all_of_a_user_counts_tasks(site: Site, monkeypatch: pytest.M
     asked = []
     monkeypatch.setattr(output, "confirm", lambda text, yes: asked.append(text) or True)
     array = site.submit("--array", "0-999", *ASKED)
-    site.fold()
+    site.apply_inbox()
     site.call("hold", f"{array}_[5-7]").ok()
-    site.fold()
+    site.apply_inbox()
     site.call("cancel", "-s", "pending").ok()
     assert asked == ["cancel 1,000 jobs"]
-    site.fold()
+    site.apply_inbox()
     assert site.call("status").out.splitlines()[0] == "1000 CANCELLED"
 
 
 def test_dependencies_between_tasks_and_by_name(site: Site) -> None:
     array = site.submit("--array", "0-9", *ASKED)
     asked = f"aftercorr:{array},singleton,afterok:{array}_[1,3]:{array}_7"
-    site.fold()
+    site.apply_inbox()
     site.submit("--array", "0-9", "--dependency", asked, *ASKED)
     kinds = DependencyKind
     assert site.only_submit().spec.dependencies == (
@@ -109,7 +109,7 @@ def test_dependencies_between_tasks_and_by_name(site: Site) -> None:
         Dependency(kinds.AFTEROK, f"{array}_[1,3]"),
         Dependency(kinds.AFTEROK, f"{array}_7"),
     )
-    site.fold()
+    site.apply_inbox()
     assert site.call("status").out.startswith("20 PENDING")
 
 
@@ -126,7 +126,7 @@ def test_a_chain_is_links_one_after_the_other(site: Site) -> None:
     asked = site.only_submit()
     assert (asked.array, asked.max_running) == ((1, 2, 3, 4), 1)
     assert asked.spec.dependencies == (Dependency(DependencyKind.CHAIN),)
-    site.fold()
+    site.apply_inbox()
     assert listed(site) == {f"{chain}_[1-4]": "PENDING"}
     site.start(f"{chain}_1")
     why = site.call("why", "--json", f"{chain}_2").ok().json
@@ -139,7 +139,7 @@ def test_a_chain_is_links_one_after_the_other(site: Site) -> None:
     assert site.call("why", "--json", chain).ok().json["reason"] == "DependencyNeverSatisfied"
     assert f"waits for job {chain}_3" in site.call("why", "--json", f"{chain}_4").ok().json["message"]
     assert "skipped 1 of 4 tasks" in site.call("cancel", chain).err
-    site.fold()
+    site.apply_inbox()
     assert listed(site)[f"{chain}_[2-4]"] == "CANCELLED"
 
 

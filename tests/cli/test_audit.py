@@ -32,11 +32,11 @@ def lines(site: Site, *words: str) -> list[dict[str, Any]]:
 @needs_root
 def test_it_shows_who_did_what_and_what_was_refused(site: Site) -> None:
     job = site.submit()
-    site.fold()
+    site.apply_inbox()
     Inbox(site.state).deliver(Cancel(time=time.time(), origin="ssh 203.0.113.7", job_ids=(job,)))
     (file,) = Inbox(site.state).new.iterdir()
     os.chown(file, OTHER, -1)
-    site.fold()
+    site.apply_inbox()
     assert [(e["command"], e["uid"], e["result"]) for e in lines(site)] == [
         ("submit", 0, "applied"), ("cancel", OTHER, "refused"),
     ]  # fmt: skip
@@ -52,7 +52,7 @@ def test_it_shows_who_did_what_and_what_was_refused(site: Site) -> None:
 def test_a_hostile_entry_is_escaped(site: Site) -> None:
     record = RecordAudit(time=time.time(), action="exec", subject=("\x1b[2Jx\u202e",), refused="a\nb")
     Inbox(site.state).deliver(record)
-    site.fold()
+    site.apply_inbox()
     shown = site.call("audit").ok().out
     assert "\x1b[2J" not in shown
     assert "\u202e" not in shown
@@ -68,7 +68,7 @@ def test_recover_records_itself_in_the_folder_that_it_recovered(
         "partitions:\n  p:\n    defaults: {transport: local, gpus: 0, cores: 1, memory: 1G, runtime: process}\n"
         "    nodes: [here]\n    flavors:\n      one: {gpus: 0, cores: 1, memory: 1G, time: 1h}\n"
     )
-    site.fold()
+    site.apply_inbox()
     words = ("recover", "--inventory", str(site.inventory), "--from", str(tmp_path / "backups"), "-y")
     site.call("backup", "--to", str(tmp_path / "backups")).ok()
     assert site.call(*words).code == 1
@@ -80,7 +80,7 @@ def test_recover_records_itself_in_the_folder_that_it_recovered(
     assert site.call(*words, "--dry-run").code == 0
     assert site.call(*words).code == 0
     assert [(one.action, one.refused) for one in site.commands()] == [("recover", "")]
-    site.fold()
+    site.apply_inbox()
     assert [(e["command"], e["result"]) for e in lines(site)] == [("recover", "applied")]
 
 
@@ -90,7 +90,7 @@ def test_recover_records_itself_in_the_folder_that_it_recovered(
     (("--policy", "x"), 1, "policy 'x' was never active here"),
 ])  # fmt: skip
 def test_errors_of_the_audit_command(site: Site, words: tuple[str, ...], code: int, says: str) -> None:
-    site.fold()
+    site.apply_inbox()
     done = site.call("audit", *words)
     assert done.code == code
     assert says in done.err
@@ -101,12 +101,12 @@ def test_a_promotion_names_its_policy_and_what_it_decided(site: Site) -> None:
     path = BUILT_IN / "sjf.yaml"
     version = load_policy(path).version
     job = site.submit()
-    site.fold()
+    site.apply_inbox()
     promote = Promote(
         time=time.time(), partition="V100", path=str(path), version=version, reason="better", forced=True
     )
     Inbox(site.state).deliver(promote)
-    site.fold()
+    site.apply_inbox()
     (entry,) = lines(site, "--command", "promote")
     assert (entry["data"]["policy"], entry["data"]["version"], entry["data"]["forced"]) == ("sjf", version, True)
     store, now = Store.create_or_open(site.state), time.time() + 1

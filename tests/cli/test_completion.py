@@ -40,7 +40,7 @@ def test_commands_and_options(site: Site) -> None:
 def test_job_ids(site: Site) -> None:
     a, b = site.submit(), site.submit()
     assert set(complete(site, "cancel", "")) == {a, b}
-    site.fold()
+    site.apply_inbox()
     site.start(a)
     site.end(a)
     assert complete(site, "cancel", "") == [b]

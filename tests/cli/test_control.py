@@ -63,16 +63,16 @@ def test_arrays_whole_and_in_part(site: Site) -> None:
         assert site.call("hold", "--json", job_id[:8]).ok().json["ids"] == [job_id]
         assert site.call("hold", "--json", f"{job_id[:8]}_3").ok().json["ids"] == [f"{job_id}_3"]
         assert "has no task 9" in site.call("hold", "--json", f"{job_id}_9").json["error"]
-        site.fold()
+        site.apply_inbox()
 
 
 def test_scattered_tasks_are_named_one_by_one(site: Site) -> None:
     """Their row is called ID_[0,...,98], which the controller does not know: it refused the command unseen."""
     array = site.submit("-F", "one", "--array", "0-99", "--", "x")
-    site.fold()
+    site.apply_inbox()
     even = ",".join(map(str, range(0, 100, 2)))
     assert site.call("cancel", "-y", "--json", f"{array}_[{even},998]").ok().json["ids"] == [f"{array}_[{even}]"]
-    site.fold()
+    site.apply_inbox()
     states = {j["id"]: j["state"] for j in site.call("status", "--json", "--all").json}
     assert sorted(states.values()) == ["CANCELLED", "PENDING"]
 
@@ -81,7 +81,7 @@ def test_the_controller_understands_them(site: Site) -> None:
     array, single = site.submit("-F", "one", "--array", "0-2", "--", "x"), site.submit()
     site.call("hold", single)
     site.call("cancel", array, "-y")
-    site.fold()
+    site.apply_inbox()
     states = {j["id"]: (j["state"], j["held_by"]) for j in site.call("status", "--json").json}
     assert states[single] == ("PENDING", "user")
     assert states[f"{array}_[0-2]"][0] == "CANCELLED"
@@ -95,7 +95,7 @@ def test_hold_release_requeue_priority(site: Site) -> None:
     command = last(site)
     assert isinstance(command, SetPriority)
     assert command.priority == -5
-    site.fold()
+    site.apply_inbox()
     site.call("release", "--json", job_id).ok()
     assert isinstance(last(site), Release)
     site.start(job_id)
@@ -124,7 +124,7 @@ def test_drain_and_resume(site: Site) -> None:
 
 def test_cancel_by_user_and_state(site: Site) -> None:
     a, b, c = site.submit(), site.submit(), site.submit()
-    site.fold()
+    site.apply_inbox()
     site.start(a)
     site.end(b)
     me = pwd.getpwuid(os.getuid()).pw_name
@@ -140,19 +140,19 @@ def test_a_job_that_ends_while_others_of_its_user_are_selected_is_left_out(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends, waits = site.submit(), site.submit()
-    site.fold()
+    site.apply_inbox()
     monkeypatch.setattr("gpusched.cli.output.confirm", lambda *_: [site.start(ends), site.end(ends)])
     me = pwd.getpwuid(os.getuid()).pw_name
     assert site.call("cancel", "--json", "-u", me).ok().json["ids"] == [waits]
     assert site.call("cancel", "--json", waits, "-u", me).code == 2
-    site.fold()
+    site.apply_inbox()
     assert site.call("cancel", "--json", "--wait", "-u", me).ok().json["ids"] == []
 
 
 def test_a_job_that_starts_while_jobs_are_read_is_in_one_list(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that run are read before those that wait, or after them: each time it would be in none, or in both."""
     job = site.submit()
-    site.fold()
+    site.apply_inbox()
     real_rows, real_pending = Reader.rows, Reader.pending_rows
 
     def starts() -> None:
@@ -185,7 +185,7 @@ def test_a_job_that_starts_while_jobs_are_read_is_in_one_list(site: Site, monkey
 def test_of_several_jobs_those_that_have_not_ended_are_cancelled(site: Site) -> None:
     """As scancel does; a line names each job that has ended already. An unknown job is an error."""
     ended, runs, waits = site.submit(), site.submit(), site.submit()
-    site.fold()
+    site.apply_inbox()
     for job in (ended, runs):
         site.start(job)
     site.end(ended)
@@ -202,7 +202,7 @@ def test_of_several_jobs_those_that_have_not_ended_are_cancelled(site: Site) -> 
 
 def test_a_name_in_place_of_an_id_gets_the_ids_of_that_name(site: Site) -> None:
     stored = site.submit("--job-name", "my-train", "-F", "s-V100", "--", "true")
-    site.fold()
+    site.apply_inbox()
     queued = site.submit("--job-name", "my-train", "-F", "s-V100", "--", "true")
     other = site.submit("--job-name", "train!", "-F", "s-V100", "--", "true")
     done = site.call("cancel", "my-train")
@@ -214,7 +214,7 @@ def test_a_name_in_place_of_an_id_gets_the_ids_of_that_name(site: Site) -> None:
 
 def test_impossible_ones_are_refused_before_anything_is_asked(site: Site) -> None:
     ended, runs, waits = site.submit(), site.submit(), site.submit()
-    site.fold()
+    site.apply_inbox()
     site.start(ended)
     site.end(ended)
     site.start(runs)
@@ -277,7 +277,7 @@ def test_every_error_is_one_line(site: Site, words: tuple[str, ...], part: str) 
 )
 def test_wait_exits_as_the_job_did(site: Site, state: JobState, code: int | None, expected: int) -> None:
     job_id = site.submit()
-    site.fold()
+    site.apply_inbox()
     site.start(job_id)
     site.end(job_id, state, code)
     done = site.call("wait", job_id)
@@ -289,7 +289,7 @@ def test_wait_exits_as_the_job_did(site: Site, state: JobState, code: int | None
 
 def test_wait_for_several_takes_the_highest(site: Site) -> None:
     a, b = site.submit(), site.submit("-F", "one", "--array", "0-1", "--", "x")
-    site.fold()
+    site.apply_inbox()
     for job_id, code in ((a, 3), (f"{b}_0", 9), (f"{b}_1", 0)):
         site.start(job_id)
         site.end(job_id, JobState.FAILED if code else JobState.COMPLETED, code)
@@ -299,7 +299,7 @@ def test_wait_for_several_takes_the_highest(site: Site) -> None:
 
 def test_wait_from_the_inbox_to_the_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = site.submit()
-    steps = [site.fold, lambda: site.start(job_id), lambda: site.end(job_id, JobState.FAILED, 5)]
+    steps = [site.apply_inbox, lambda: site.start(job_id), lambda: site.end(job_id, JobState.FAILED, 5)]
     waited = 0.0
 
     def sleep(seconds: float) -> None:
@@ -315,7 +315,7 @@ def test_wait_from_the_inbox_to_the_end(site: Site, monkeypatch: pytest.MonkeyPa
 
 def test_an_earlier_refusal_of_too_many_is_not_taken_for_this_one_s(site: Site) -> None:
     """In a shared installation a submission is neither in the inbox nor in the copy of the store for a moment."""
-    site.fold()
+    site.apply_inbox()
     store, me = Store.create_or_open(site.state), pwd.getpwuid(os.getuid()).pw_name
     new, later = ids.mint(1_800_000_000.0), ids.mint(1_800_003_600.0)
     store.append(
@@ -338,7 +338,7 @@ def test_wait_gives_up(site: Site) -> None:
 @pytest.mark.parametrize("answers", [True, False])
 def test_wait_waits_for_the_rest_of_an_o_file(site: Site, monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
     job_id = site.submit("-F", "one", "-o", "/data/%j.out", "--", "x")
-    site.fold()
+    site.apply_inbox()
     site.start(job_id)
     site.end(job_id, JobState.FAILED, 5)
     rank = RankRecord(job_id=job_id, attempt=1, rank=0, node="pc1", runtime="process", output=f"/data/{job_id}.out")
@@ -365,7 +365,7 @@ def test_wait_waits_for_the_rest_of_an_o_file(site: Site, monkeypatch: pytest.Mo
 
 def test_wait_is_no_busy_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id, waits = site.submit(), list[float]()
-    site.fold()
+    site.apply_inbox()
     clock = SimpleNamespace(sleep=waits.append, monotonic=lambda: sum(waits))
     monkeypatch.setattr("gpusched.client.wait.time", clock)
     assert "still running after 60 s" in site.call("wait", job_id, "--timeout", "60s").err
@@ -402,7 +402,7 @@ def test_requeue_of_an_ended_job_with_secrets_says_why_it_cannot_be(
     monkeypatch.setenv("TOKEN", "x")
     job_id = site.submit("-F", "s-V100", "--secret", "TOKEN", "--", "true")
     array = site.submit("-F", "one", "--secret", "TOKEN", "--array", "0-1", "--", "true")
-    site.fold()
+    site.apply_inbox()
     for ended in (job_id, f"{array}_0"):
         site.end(ended, JobState.FAILED, 1)
     done = site.run("requeue", job_id)
@@ -417,7 +417,7 @@ def test_requeue_of_an_ended_job_with_secrets_says_why_it_cannot_be(
 
 def test_commands_without_effect_are_reported_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id, array = site.submit(), site.submit("-F", "one", "--array", "0-2", "--", "x")
-    site.fold()
+    site.apply_inbox()
     site.start(f"{array}_1", node="pc1")
     done = site.run("hold", array)
     assert done.code == 0

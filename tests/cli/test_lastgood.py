@@ -41,7 +41,7 @@ COMMANDS = {
 def broken(site: Site) -> Site:
     """A site whose controller has taken up a good inventory.yaml, which is now broken in line 2."""
     site.submit()
-    site.fold()
+    site.apply_inbox()
     store = Store.create_or_open(site.state)
     store_declared(store, declared_or_kept(site.inventory, site.state))
     store.close()
@@ -77,7 +77,7 @@ def misspelt(site: Site) -> Site:
     policy.parent.mkdir()
     policy.write_text("order: sjf\n")
     site.submit("-F", "one", "--", "true")
-    site.fold()
+    site.apply_inbox()
     store = Store.create_or_open(site.state)
     store_declared(store, declared_or_kept(site.inventory, site.state))
     store.close()

@@ -20,7 +20,7 @@ def test_output_that_is_collected_while_the_node_is_asked_is_shown(
     site: Site, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     job_id = site.submit()
-    site.fold()
+    site.apply_inbox()
     site.start(job_id)
     site.end(job_id)
     path = log_path(site.state, job_id, 1, 0)
@@ -47,7 +47,7 @@ def test_a_log_that_is_rotated_away_while_it_is_opened_is_none(site: Site, monke
 
 def test_an_error_for_lack_of_temporary_space_names_the_folder(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = site.submit()
-    site.fold()
+    site.apply_inbox()
     site.start(job_id)
     site.end(job_id)
     path = log_path(site.state, job_id, 1, 0)

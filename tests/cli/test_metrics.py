@@ -17,7 +17,7 @@ HEAVY = "numpy", "numba", "torch", "paramiko", "rich", "yaml", "prometheus_clien
 def test_it_prints_openmetrics_or_writes_the_text_format(site: Site) -> None:
     assert site.call("metrics").ok().out.startswith("# TYPE gpusched_build_info gauge\n"), "before the first cycle"
     site.submit()
-    site.fold()
+    site.apply_inbox()
     printed = site.call("metrics").ok().out
     assert printed.endswith("# EOF\n")
     assert 'gpusched_pending_jobs{partition="V100",reason="None"} 1\n' in printed
@@ -31,7 +31,7 @@ def test_it_prints_openmetrics_or_writes_the_text_format(site: Site) -> None:
 
 def test_it_needs_no_inventory_for_it_reads_the_controllers(site: Site) -> None:
     site.submit()
-    site.fold()
+    site.apply_inbox()
     site.inventory.unlink()
     assert "gpusched_jobs{" in site.call("metrics").ok().out
 
@@ -62,7 +62,7 @@ def test_without_prometheus_client_only_listening_is_missing(site: Site, monkeyp
 
 def test_it_starts_without_what_it_does_not_need(site: Site) -> None:
     site.submit()
-    site.fold()
+    site.apply_inbox()
     code = (
         "import sys; from gpusched.cli.main import run; code = run(['metrics']); "
         f"print(*(name for name in {HEAVY} if name in sys.modules), file=sys.stderr); sys.exit(code)"

@@ -40,7 +40,7 @@ def site(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 def test_quota_shows_use_of_limits(site: Site) -> None:
     job = site.submit("--gpus", "2", "-p", "V100", "-q", "high", "--", "true")
-    site.fold()
+    site.apply_inbox()
     part = NodeAllocation(rank=0, node="dgx-1v-1", gpus=(0, 1), cores=1, memory_mib=1)
     changed = site.change(job, state=JobState.RUNNING, start_time=time.time(), allocation=Allocation(job, (part,)))
     assert (changed.spec.group, changed.priority, changed.spec.time_limit_s) == ("mine", 100, 1800)
@@ -67,7 +67,7 @@ def test_quota_shows_use_of_limits(site: Site) -> None:
 
 def run(site: Site, user: str, gpus: tuple[int, ...], profile: str = "", limit: int = 600) -> None:
     job = site.submit("--gpus", "1", "-p", "V100", "--", "true")
-    site.fold()
+    site.apply_inbox()
     part = NodeAllocation(rank=0, node="dgx-1v-1", gpus=gpus, cores=1, memory_mib=1)
     holds = {"start_time": time.time(), "allocation": Allocation(job, (part,))}
     started = site.change(job, state=JobState.RUNNING, user=user, **holds)
@@ -115,7 +115,7 @@ def test_a_job_that_could_never_run_or_wait_is_refused_before_it_is_queued(site:
         assert (result.code, result.err.count("\n")) == (2, 1), words
         assert says in result.err, result.err
     site.submit("-p", "V100", "--gpus", "1", "--array", "0-1", "--", "true")
-    site.fold()
+    site.apply_inbox()
     result = site.call("submit", "-p", "V100", "--gpus", "1", "--", "true")
     assert f"limit of user {ME}: 2 of 2 pending jobs; 1 more" in result.err
 
@@ -129,7 +129,7 @@ def test_users_are_listed_only_in_classes_that_they_may_use(site: Site) -> None:
     }  # fmt: skip
     # A user who may no longer use the class, but has a job in it, is bounded by it until the job has run.
     job = site.submit("--gpus", "1", "-p", "V100", "-q", "high", "--", "true")
-    site.fold()
+    site.apply_inbox()
     site.start(job)
     site.inventory.write_text(INVENTORY + text.replace("high: {", "high: {users: [zoe], "))
     found = [row["subject"] for row in site.call("quota", "--all", "--json").ok().json["rows"]]

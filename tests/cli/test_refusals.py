@@ -92,7 +92,7 @@ COMPILING = "gpusched: compiling the simulator (once after installation or upgra
 def test_an_error_is_one_line(site: Site, words: str, says: str) -> None:
     (site.folder / "t.csv").write_text(PHILLY_CSV)
     (site.folder / "latin1.csv").write_bytes("node,début\n".encode("latin-1"))
-    site.fold()
+    site.apply_inbox()
     done = site.call(*words.split())
     done.err = done.err.replace(COMPILING, "")
     assert (done.out, done.err.splitlines()) == ("", [f"gpusched: error: {says.replace('{folder}', str(site.folder))}"])
@@ -115,7 +115,7 @@ def test_a_check_that_finds_no_backups_fails(site: Site) -> None:
 
 def test_the_audit_may_end_in_the_future(site: Site) -> None:
     site.submit()
-    site.fold()
+    site.apply_inbox()
     assert "submit" in site.call("audit", "--until", "2999-01-01").ok().out
 
 
@@ -192,7 +192,7 @@ def test_system_errors_are_one_line(site: Site, monkeypatch: pytest.MonkeyPatch,
 )
 def test_an_option_without_effect_is_refused(site: Site, words: str, says: str) -> None:
     job = site.submit()
-    site.fold()
+    site.apply_inbox()
     (site.folder / "topology.conf").write_text("SwitchName=s1 Nodes=dgx-1v-1\n")
     done = site.call(*words.replace("JOB", job).split())
     assert (done.code, done.out, done.err) == (2, "", f"gpusched: error: {says}\n")
@@ -243,7 +243,7 @@ def test_a_pipe_without_another_end_is_not_waited_for(
     monkeypatch.setattr(openers, "PIPE_WAIT_S", 0.1)
     (site.folder / "t.csv").write_text(PHILLY_CSV)
     os.mkfifo(site.folder / "pipe")
-    site.fold()
+    site.apply_inbox()
     done = site.call(*words.split())
     assert (done.out, done.err.replace(COMPILING, "")) == ("", f"gpusched: error: {says}\n")
 
@@ -264,7 +264,7 @@ def test_a_file_that_is_missing_is_an_invalid_request(site: Site) -> None:
 
 def test_an_unknown_command_of_the_audit_log_differs_from_one_without_entries(site: Site) -> None:
     site.submit()
-    site.fold()
+    site.apply_inbox()
     done = site.call("audit", "--command", "submti")
     assert (done.code, done.out) == (0, "no entries\n")
     assert done.err == "gpusched: no entry of this time has the command 'submti'; did you mean 'submit'?\n"

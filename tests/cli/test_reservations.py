@@ -15,45 +15,45 @@ DAY = ("--from", "now+24h", "--for", "4h")
 
 def test_a_maintenance_is_made_listed_changed_and_cancelled(site: Site) -> None:
     """Each takes effect once the controller has taken it up; the list shows it at once."""
-    site.fold()
+    site.apply_inbox()
     made = site.call("maintenance", "dgx-1v-[1-2]", *DAY, "--name", "disks", "--reason", "new disks").ok()
     assert made.out.startswith("maintenance requested: disks, dgx-1v-[1-2], ")
     (command,) = site.commands()
     assert isinstance(command, Reserve)
     (row,) = site.call("reservations", "--json").ok().json
-    site.fold()
-    (folded,) = site.call("reservations", "--json").ok().json
-    assert {k: v for k, v in folded.items() if k != "by"} == {k: v for k, v in row.items() if k != "by"}
+    site.apply_inbox()
+    (applied,) = site.call("reservations", "--json").ok().json
+    assert {k: v for k, v in applied.items() if k != "by"} == {k: v for k, v in row.items() if k != "by"}
     assert (row["name"], row["kind"], row["state"], row["gpus"]) == ("disks", "maintenance", "planned", 16)
     assert "new disks" in site.call("reservations").ok().out
     assert "reserved  maintenance disks in " in site.call("nodes", "dgx-1v-1").ok().out
     site.call("reservations", "change", "disks", "--for", "6h", "dgx-1v-1").ok()
-    site.fold()
+    site.apply_inbox()
     (row,) = site.call("reservations", "--json").ok().json
     assert row["nodes"] == ["dgx-1v-1"]
     site.call("reservations", "cancel", "disks").ok()
-    site.fold()
+    site.apply_inbox()
     assert site.call("reservations", "--json").ok().json == []
     assert site.call("reservations").ok().out == "no reservations\n"
 
 
 def test_overlaps_are_refused_with_the_name(site: Site) -> None:
     """By the client, and by the controller where two came at once."""
-    site.fold()
+    site.apply_inbox()
     site.call("reserve", "pc1", "--from", "now", "--for", "2h", "--users", "alice", "--name", "class").ok()
     refused = site.call("maintenance", "pc1", "pc2", "--from", "now+1h", "--for", "1h")
     assert refused.code == 2
     assert "node pc1 is already reserved (reservation class, " in refused.err
     assert "reservations change or cancel class" in refused.err
     site.call("maintenance", "pc1", "--from", "now+2h", "--for", "1h", "--name", "next").ok()
-    site.fold()
+    site.apply_inbox()
     assert [row["name"] for row in site.call("reservations", "--json").json] == ["class", "next"]
     assert "already reserved" in site.call("reservations", "change", "class", "--for", "3h").err
 
 
 def test_a_wrong_reservation_is_a_one_line_error(site: Site) -> None:
     """Each with what to do."""
-    site.fold()
+    site.apply_inbox()
     for words, said in {
         ("maintenance", "pc1", "--from", "now"): "no end given",
         ("maintenance", "pc1", "--from", "soon", "--for", "1h"): "--from: found 'soon'",
@@ -80,9 +80,9 @@ def test_a_wrong_reservation_is_a_one_line_error(site: Site) -> None:
 
 def test_gpus_take_the_fewest_whole_nodes(site: Site) -> None:
     """Of these such as give least more, and rather some on which nothing runs past the begin."""
-    site.fold()
+    site.apply_inbox()
     job = site.submit()
-    site.fold()
+    site.apply_inbox()
     site.start(job, "dgx-1v-1")
     site.call("reserve", "--gpus", "8", "-p", "V100", *DAY, "--users", "a", "--name", "one").ok()
     site.call("reserve", "--gpus", "5", *DAY, "--users", "a", "--name", "two").ok()
@@ -93,9 +93,9 @@ def test_gpus_take_the_fewest_whole_nodes(site: Site) -> None:
 
 def test_running_jobs_that_last_into_it_are_named(site: Site) -> None:
     """By their limits; with who they are of, and until when."""
-    site.fold()
+    site.apply_inbox()
     job = site.submit()
-    site.fold()
+    site.apply_inbox()
     site.start(job)
     made = site.call("maintenance", "dgx-1v-1", "--from", "now+1h", "--for", "1h")
     assert f"job {job} of " in made.err
@@ -109,7 +109,7 @@ def test_a_job_asks_for_a_reservation_and_is_refused_where_it_could_never_run(si
     """Not there, not for its user, too short; else it waits for it, and says so."""
     import getpass
 
-    site.fold()
+    site.apply_inbox()
     me = getpass.getuser()
     site.call("reserve", "pc1", *DAY, "--users", me, "--name", "mine").ok()
     site.call("reserve", "pc2", *DAY, "--users", "alice", "--name", "hers").ok()
@@ -126,7 +126,7 @@ def test_a_job_asks_for_a_reservation_and_is_refused_where_it_could_never_run(si
     assert "lasts 4 h" in site.call(*submit, "-t", "5h", "--reservation", "mine", "--", "true").err
     job = site.call(*submit, "-t", "2h", "--reservation", "mine", "--json", "--", "true").ok().json["id"]
     other = site.call(*submit, "-t", "30h", "--nodelist", "pc1", "--json", "--", "true").ok().json["id"]
-    site.fold()
+    site.apply_inbox()
     why = site.call("why", job, "--json").ok().json
     assert why["reason"] == "Reservation"
     assert why["message"].startswith("waits for reservation mine, which begins in ")
@@ -135,7 +135,7 @@ def test_a_job_asks_for_a_reservation_and_is_refused_where_it_could_never_run(si
     assert why["message"].startswith("May be reserved for other job: mine in ")
     assert any("-t 23:" in step or "-t 1-00" in step for step in why["next_steps"])
     site.call("reservations", "cancel", "mine").ok()
-    site.fold()
+    site.apply_inbox()
     why = site.call("why", job, "--json").ok().json
     assert (why["reason"], "no current reservation mine" in why["message"]) == ("Reservation", True)
     assert site.call("show", job, "--json").ok().json["state"] == JobState.PENDING
@@ -143,13 +143,13 @@ def test_a_job_asks_for_a_reservation_and_is_refused_where_it_could_never_run(si
 
 def test_a_begun_reservation_ends_when_cancelled_and_keeps_its_begin(site: Site) -> None:
     """What was stays on record, for replays."""
-    site.fold()
+    site.apply_inbox()
     site.call("reserve", "pc1", "--for", "2h", "--users", "alice", "--name", "now").ok()
-    site.fold()
+    site.apply_inbox()
     time.sleep(0.01)
     assert "has begun" in site.call("reservations", "change", "now", "--from", "now+1h").err
     site.call("reservations", "cancel", "now").ok()
-    site.fold()
+    site.apply_inbox()
     reader = Reader.open(site.state)
     assert reader is not None
     assert reader.reservations(time.time()) == ()

@@ -218,7 +218,7 @@ def test_jobs_in_the_queue_keep_to_bounds_that_come_later(site: Site) -> None:
     with_rules(site, "{}")
     some = site.submit("-p", "V100", "--resizable", "--gpus", "1-8", "--", "r")
     none = site.submit("-p", "V100", "--resizable", "--gpus", "7-8", "--", "r")
-    site.fold()
+    site.apply_inbox()
     site.inventory.write_text(site.inventory.read_text().replace("resizable: {}", "resizable: {min: 2, max: 6}"))
     inventory = load_inventory(site.inventory)
     store = Store.create_or_open(site.state)
@@ -247,7 +247,7 @@ class Elastics(Cluster):
 
     def queue(self, *sizes: int) -> str:
         job = self.site.submit(*self.asks(*sizes))
-        self.site.fold()
+        self.site.apply_inbox()
         return job
 
     def runs(self, job: str, node: str, gpus: int, ran_s: float = 3600.0) -> None:

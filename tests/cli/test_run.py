@@ -165,7 +165,7 @@ def test_options_of_jobs_without_anybody_are_none_of_its(site: Site, option: str
 
 def test_attach_accepts_only_sessions_of_gpusched_run(site: Site) -> None:
     other = site.submit()
-    site.fold()
+    site.apply_inbox()
     done = site.call("attach", other)
     assert (done.code, done.out) == (2, "")
     assert done.err == (
@@ -176,7 +176,7 @@ def test_attach_accepts_only_sessions_of_gpusched_run(site: Site) -> None:
     process = begin(site, "run", "-F", "s-V100", "--", "true")
     wait_until(lambda: bool(site.commands()), 30)
     own = site.only_submit().id
-    site.fold()
+    site.apply_inbox()
     job = site.change(
         own, state=JobState.CANCELLED, reason="Cancelled", message="cancelled by root", end_time=time.time()
     )
@@ -198,7 +198,7 @@ def test_a_refused_session_ends_with_the_reason(site: Site) -> None:
     wait_until(lambda: bool(site.commands()), 30)
     command = site.only_submit()
     site.inventory.write_text(site.inventory.read_text().replace("s-V100:", "t-V100:"))
-    site.fold()
+    site.apply_inbox()
     out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (1, "")
     assert err.startswith(f"gpusched: error: job {command.id} was refused: ")

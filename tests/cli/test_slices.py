@@ -19,7 +19,7 @@ GEOMETRY = {"pc1": {3: {"1g.10gb": range(7)}}, "pc2": {2: {"1g.10gb": (0, 1), "2
 @pytest.fixture
 def sliced(site: Site) -> Site:
     """The nodes of the partition ``bare`` have been read, and two of their GPUs are cut."""
-    site.fold()
+    site.apply_inbox()
     read(site, *NODES)
     return site
 
@@ -89,16 +89,16 @@ def test_slices_that_can_never_fit_are_refused(sliced: Site, words: tuple[str, .
 
 
 def test_of_nodes_that_were_not_read_nothing_is_known(site: Site) -> None:
-    site.fold()
+    site.apply_inbox()
     read(site, "pc1", "pc2")
     site.call("submit", "-p", "bare", "--gpus", "1g.12gb", "--json", "--", "x").ok()
 
 
 def test_the_controller_refuses_what_a_client_could_not_know(site: Site) -> None:
-    site.fold()
+    site.apply_inbox()
     job = site.call("submit", "-p", "bare", "--gpus", "1g.12gb", "--json", "--", "x").ok().json["id"]
     read(site, *NODES)
-    site.fold()
+    site.apply_inbox()
     store = Store.create_or_open(site.state)
     assert store.job(job) is None
     refused = [event.data for event in store.events() if event.kind == "refused_command"]
@@ -108,7 +108,7 @@ def test_the_controller_refuses_what_a_client_could_not_know(site: Site) -> None
 
 def test_the_screens_say_which_slices_are_free_and_whose_the_others_are(sliced: Site) -> None:
     job = sliced.call("submit", "-p", "bare", "--gpus", "1g.10gb:2", "--json", "--", "x").ok().json["id"]
-    sliced.fold()
+    sliced.apply_inbox()
     waiting = sliced.call("status", "--json").ok().json
     assert [(row["gpus"], row["profile"]) for row in waiting] == [(2, "1g.10gb")]
     part = NodeAllocation(rank=0, node="pc2", gpus=(3000, 3001), cores=1, memory_mib=4681)
@@ -130,7 +130,7 @@ def test_why_a_job_for_slices_waits_and_when_it_is_expected_to_start(sliced: Sit
     jobs = []
     for profile, gpus in (("1g.10gb:6", (4000, 4001, 4002, 4003, 4004, 4005)), ("3g.40gb", (3004,))):
         job = sliced.call("submit", "-p", "bare", "--gpus", profile, "-t", "1h", "--json", "--", "x").ok().json["id"]
-        sliced.fold()
+        sliced.apply_inbox()
         node = "pc1" if len(gpus) > 1 else "pc2"
         part = NodeAllocation(rank=0, node=node, gpus=gpus, cores=1, memory_mib=1024)
         place = Allocation(job, (part,))
@@ -138,7 +138,7 @@ def test_why_a_job_for_slices_waits_and_when_it_is_expected_to_start(sliced: Sit
     for profile in ("1g.10gb:3", "3g.40gb", "2g.20gb"):
         words = ("submit", "-p", "bare", "--gpus", profile, "-t", "1h", "--json", "--", "x")
         jobs += [sliced.call(*words).ok().json["id"]]
-    sliced.fold()
+    sliced.apply_inbox()
     few, half, free = (sliced.call("why", job, "--json").ok().json for job in jobs)
     assert few["reason"] == half["reason"] == "Resources"
     assert few["message"].startswith("waits for 3 slices of 1g.10gb on one node; most free on one node: 2 (pc2)")

@@ -45,14 +45,14 @@ def test_a_new_job_of_another_user_is_waited_for_by_the_time_in_its_id(
     """It is in an inbox that this user cannot read, then in the next copy of the store."""
     submit = site.submit()
     (site.state / "inbox/new" / f"{submit}.submit").rename(site.folder / "unreadable")
-    site.fold()
+    site.apply_inbox()
     started, now = time.time(), [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
         if now[0] > 4.0 and (site.folder / "unreadable").exists():
             (site.folder / "unreadable").rename(site.state / "inbox/new" / f"{submit}.submit")
-            site.fold()
+            site.apply_inbox()
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep, time=lambda: ids.minted_at(submit) + now[0])
     monkeypatch.setattr(resolve, "time", clock)
@@ -72,7 +72,7 @@ def test_a_new_job_of_another_user_is_waited_for_by_the_time_in_its_id(
 def test_status_and_why_show_preempted_jobs(site: Site) -> None:
     waits = site.submit("-F", "s-V100", "--preemptible", "--", "true")
     runs, never = site.submit(), site.submit()
-    site.fold()
+    site.apply_inbox()
     stops = Preemptions().once_more(time.time() - 90, "learned", "v1", runs)
     site.change(waits, preemptions=stops.with_run(700.0, False).once_more(time.time() - 9, "learned", "v1", runs))
     assert "3 PENDING (1 preempted)" in site.call("status").ok().out
@@ -98,7 +98,7 @@ def test_a_partition_that_does_not_exist_is_not_idle(site: Site) -> None:
         assert "there is no partition 'A10'; did you mean 'A100'?" in done.err + done.out
     assert site.call("status", "-p", "A100", "--json").ok().json == []
     job_id = site.submit()
-    site.fold()
+    site.apply_inbox()
     spec = site.change(job_id).spec
     site.change(job_id, spec=msgspec.structs.replace(spec, partition="left"), state=JobState.CANCELLED)
     assert [job["id"] for job in site.call("status", "-p", "left", "--json").ok().json] == [job_id]
@@ -107,7 +107,7 @@ def test_a_partition_that_does_not_exist_is_not_idle(site: Site) -> None:
 
 def test_counts_are_of_the_user_and_partition_asked_for(site: Site) -> None:
     mine, also, ours = site.submit(), site.submit("--array", "0-4", "-F", "s-V100", "--", "true"), site.submit()
-    site.fold()
+    site.apply_inbox()
     stops = Preemptions().once_more(time.time(), "learned", "v1", mine)
     site.change(ours, user="bob", preemptions=stops)
     waits = site.submit()  # in the inbox
@@ -124,7 +124,7 @@ def test_counts_are_of_the_user_and_partition_asked_for(site: Site) -> None:
 
 def test_while_it_is_stopped_why_says_for_whom(site: Site) -> None:
     runs, waits = site.submit(), site.submit()
-    site.fold()
+    site.apply_inbox()
     job = site.start(runs)
     stops = Preemptions().once_more(time.time(), "learned", "v1", waits)
     message = f"stopped by learned for job {waits}"
@@ -159,7 +159,7 @@ def test_a_job_in_the_inbox_is_pending(site: Site) -> None:
 def test_a_folded_job_is_shown_once(site: Site) -> None:
     job_id = site.submit()
     command = site.only_submit()
-    site.fold()
+    site.apply_inbox()
     Inbox(site.state).deliver(command)  # the controller died between its commit and the removal of the file
     (job,) = site.call("status", "--json").ok().json
     assert (job["id"], job["reason"]) == (job_id, None)
@@ -167,7 +167,7 @@ def test_a_folded_job_is_shown_once(site: Site) -> None:
 
 def test_states_nodes_times_energy(site: Site) -> None:
     ran, runs, waits = site.submit(), site.submit(), site.submit()
-    site.fold()
+    site.apply_inbox()
     for job_id in (ran, runs):
         site.start(job_id)
     site.end(ran, JobState.FAILED, 3, "NonZeroExitCode")
@@ -185,7 +185,7 @@ def test_states_nodes_times_energy(site: Site) -> None:
 
 def test_ten_ended_ones_unless_asked(site: Site) -> None:
     ids = [site.submit() for _ in range(12)]
-    site.fold()
+    site.apply_inbox()
     for job_id in ids:
         site.start(job_id)
         site.end(job_id)
@@ -201,7 +201,7 @@ def test_ten_ended_ones_unless_asked(site: Site) -> None:
 def test_of_a_long_queue_the_oldest_unless_asked(site: Site) -> None:
     for _ in range(2):
         site.submit()
-    site.fold()
+    site.apply_inbox()
     store = Store.create_or_open(site.state)
     oldest, newest = sorted(store.pending(), key=lambda job: job.submit_time)
     more = [msgspec.structs.replace(newest, id=ids.mint(newest.submit_time + n)) for n in range(1, 200)]
@@ -222,7 +222,7 @@ def test_of_a_long_queue_the_oldest_unless_asked(site: Site) -> None:
 
 def test_filters(site: Site) -> None:
     a, b = site.submit("-F", "one", "--", "x"), site.submit()
-    site.fold()
+    site.apply_inbox()
     site.change(b, user="bob")
     c = site.submit("-F", "one", "--", "x")
     assert [j["id"] for j in site.call("status", "--json", "-u", "bob").json] == [b]
@@ -240,7 +240,7 @@ def test_big_arrays_share_a_row(site: Site) -> None:
         lines = [line for line in site.call("status").out.splitlines() if line.startswith(job_id)]
         assert len(lines) == 1
         assert f"{job_id}_[0-99]" in lines[0]
-        site.fold()
+        site.apply_inbox()
     site.start(f"{job_id}_3")
     lines = [line for line in site.call("status").out.splitlines() if line.startswith(job_id)]
     assert len(lines) == 2
@@ -284,7 +284,7 @@ def test_a_real_controller_on_its_way_to_its_first_cycle(site: Site) -> None:
 
 def test_status_distinguishes_a_slow_controller_from_a_dead_one(site: Site) -> None:
     site.submit()
-    site.fold(alive=False)
+    site.apply_inbox(alive=False)
     with controller_presence(site.state):
         announce(site.state)
         assert f"(pid {os.getpid()}) is busy: its last cycle was 1 h ago" in site.call("status").ok().out
@@ -296,7 +296,7 @@ def test_status_distinguishes_a_slow_controller_from_a_dead_one(site: Site) -> N
 
 def test_a_set_clock_makes_no_dead_controller(site: Site) -> None:
     site.submit()
-    site.fold()
+    site.apply_inbox()
     store = Store.create_or_open(site.state)
     clock = Clock(wall=lambda: time.time() - 3600)  # the wall clock was set by an hour since
     store.set_meta(ANCHOR, clock.anchor())
@@ -307,7 +307,7 @@ def test_a_set_clock_makes_no_dead_controller(site: Site) -> None:
 
 
 def test_status_and_nodes_show_nodes_that_left_the_inventory_and_of_one_not_in_force(site: Site) -> None:
-    site.fold()
+    site.apply_inbox()
     store = Store.create_or_open(site.state)
     node = load_inventory(site.inventory).node("pc1")
     assert node is not None
@@ -328,7 +328,7 @@ def test_status_and_show_do_without_an_inventory_in_order(site: Site) -> None:
     """They go by the store, also of jobs of which more could be said."""
     runs, waits = site.submit(), site.submit("-F", "all", "--", "true")
     resizable = site.submit("-p", "A100", "--image", "x", "--resizable", "--sizes", "4,16", "--", "run")
-    site.fold()
+    site.apply_inbox()
     site.start(runs)
     store = Store.create_or_open(site.state)
     store.put_beliefs([JobClassEstimate(kind=job_class_of(job.user, job.spec.name)) for job in store.pending()])
@@ -341,9 +341,9 @@ def test_status_and_show_do_without_an_inventory_in_order(site: Site) -> None:
 
 def test_the_warning_goes_by_the_heartbeat(site: Site) -> None:
     site.submit()
-    site.fold(alive=False)
+    site.apply_inbox(alive=False)
     assert "the controller is not running (last seen 1 h ago)" in site.call("status").ok().out
-    site.fold(alive=True)
+    site.apply_inbox(alive=True)
     assert "warning" not in site.call("status").ok().out
 
 
@@ -361,7 +361,7 @@ def test_hostile_names_do_not_reach_the_terminal_raw(site: Site) -> None:
 
 def test_show(site: Site) -> None:
     job_id = site.submit("-F", "s-V100", "--comment", "c", "--env", "A=b", "--", "sh", "-c", "echo 'hi there'")
-    site.fold()
+    site.apply_inbox()
     site.start(job_id)
     site.end(job_id)
     page = site.run("show", "--json", job_id[:10]).ok().json
@@ -377,7 +377,7 @@ def test_show(site: Site) -> None:
 def test_jobs_that_share_gpus_are_shown_with_their_partner(site: Site) -> None:
     asked = ("-p", "V100", "--gpus", "2", "--share", "pairs", "--gpu-mem", "8G", "-J")
     jobs = [site.submit(*asked, name, "--", "x") for name in ("first", "second", "third")]
-    site.fold()
+    site.apply_inbox()
     for job_id in jobs[:2]:
         site.start(job_id)
     site.start(jobs[2], "dgx-1v-2")
@@ -405,7 +405,7 @@ def test_jobs_that_share_gpus_are_shown_with_their_partner(site: Site) -> None:
 
 def test_show_prints_events_in_local_time_and_round_memory(site: Site) -> None:
     job_id = site.submit()
-    site.fold()
+    site.apply_inbox()
     moment = 1_795_000_000.25
     facts = {"eligible_time": moment, "memory_mib": 6488064, "attempt": 2, "ending": {"asked": moment, "grace_s": 30}}
     store = Store.create_or_open(site.state)
@@ -436,7 +436,7 @@ def test_show_an_array_and_one_task(site: Site) -> None:
         assert site.call("show", "--json", f"{job_id}_2").ok().json["array_index"] == 2
         (some,) = site.call("show", "--json", f"{job_id}_[1-2,9]").ok().json["tasks"]
         assert some["array_tasks"] == "1-2"
-        site.fold()
+        site.apply_inbox()
 
 
 def test_secret_values_are_nowhere(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +447,7 @@ def test_secret_values_are_nowhere(site: Site, monkeypatch: pytest.MonkeyPatch) 
             done = site.call(*words).ok()
             assert "hunter2" not in done.out
         assert "TOKEN" in site.call("show", job_id).out
-        site.fold()
+        site.apply_inbox()
     assert b"hunter2" not in b"".join(p.read_bytes() for p in site.state.glob("gpusched.db*"))
 
 
@@ -457,7 +457,7 @@ def test_show_says_why_a_submission_was_refused(site: Site) -> None:
         command=("x",),
     )  # fmt: skip
     Inbox(site.state).deliver(Submit(time=1.0, id="00000000000", spec=spec))
-    site.fold()
+    site.apply_inbox()
     for command in ("show", "wait"):
         done = site.call(command, "00000000000")
         assert (done.code, done.out) == (1, "")
@@ -472,7 +472,7 @@ def test_why_pending(site: Site) -> None:
     assert [n["name"] for n in answer["nodes"]] == ["dgx-1v-1", "dgx-1v-2"]
     assert "controller" in answer["warning"]
     assert answer["next_steps"]
-    site.fold()
+    site.apply_inbox()
     text = site.run("why", job_id).ok().out
     assert "ReqNodeNotAvail" in text
     assert "dgx-1v-2" in text
@@ -480,7 +480,7 @@ def test_why_pending(site: Site) -> None:
 
 def test_why_says_how_long_containers_may_still_be_prepared(site: Site) -> None:
     job_id = site.submit()
-    site.fold()
+    site.apply_inbox()
     site.start(job_id)
     site.change(job_id, state=JobState.STARTING, start_time=None)
     since = time.time() - 600
@@ -494,7 +494,7 @@ def test_why_says_how_long_containers_may_still_be_prepared(site: Site) -> None:
 
 def test_why_says_that_a_job_waits_for_its_client(site: Site) -> None:
     job_id = site.submit()
-    site.fold()
+    site.apply_inbox()
     site.start(job_id)
     site.change(job_id, state=JobState.STARTING, start_time=None, spec=spec(session=600))
     rank = RankRecord(job_id=job_id, attempt=1, rank=0, node="dgx-1v-1", runtime="podman", launched_at=time.time())
@@ -513,7 +513,7 @@ def test_why_held_and_dependent(site: Site) -> None:
     for _ in range(2):
         assert site.call("why", "--json", first).ok().json["reason"] == "JobHeldUser"
         assert site.call("why", "--json", second).ok().json["reason"] == "Dependency"
-        site.fold()
+        site.apply_inbox()
 
 
 @pytest.mark.parametrize(
@@ -528,7 +528,7 @@ def test_why_held_and_dependent(site: Site) -> None:
 )
 def test_why_it_ended(site: Site, state: JobState, code: int | None, step: str) -> None:
     job_id = site.submit()
-    site.fold()
+    site.apply_inbox()
     site.start(job_id)
     site.end(job_id, state, code, "Because")
     answer = site.call("why", "--json", job_id).ok().json
@@ -642,7 +642,7 @@ def test_internal_errors_are_one_line_unless_debugging(site: Site, monkeypatch: 
 
 def test_start_up_imports_nothing_heavy(site: Site, tmp_path: Path) -> None:
     site.submit()
-    site.fold()
+    site.apply_inbox()
     heavy = "{'numpy', 'numba', 'torch', 'paramiko', 'pydantic', 'rich', 'asyncio', 'pynvml'}"
     for words in (["status", "--json"], ["submit", "--json", "-F", "s-V100", "--", "x"], ["submit", "-F", "one", "x"]):
         code = (
@@ -659,7 +659,7 @@ CONTROLS = "\x9b2J\x1b[31m\u202e\u2066\x7f"
 
 def test_no_control_of_any_kind_reaches_the_terminal_raw(site: Site) -> None:
     job_id = site.submit("-F", "s-V100", "--comment", CONTROLS, "--env", f"A={CONTROLS}", "--", "echo", CONTROLS)
-    site.fold()
+    site.apply_inbox()
     events = [Event(time=1.0, kind=CONTROLS, job_id=job_id, user=CONTROLS, data={CONTROLS: [CONTROLS]})]
     store = Store.create_or_open(site.state)
     store.append(events)
@@ -678,7 +678,7 @@ def test_times_that_no_calendar_holds_are_shown(site: Site) -> None:
     """A store from before numbers had bounds may hold them; one such job broke everybody's screens."""
     other = site.submit()
     job_id = site.submit()
-    site.fold()
+    site.apply_inbox()
     spec = site.change(job_id).spec
     hostile = msgspec.structs.replace(
         spec, begin_time=1e300, time_limit_s=10**400, memory_mib_per_node=10**400, signal_before_s=10**400
@@ -703,7 +703,7 @@ def test_a_command_file_with_such_a_number_is_refused(site: Site, field: dict[st
     Inbox(site.state).remove(f"{job_id}.submit")
     Inbox(site.state).deliver(msgspec.structs.replace(command, spec=msgspec.structs.replace(command.spec, **field)))
     assert [row["id"] for row in site.call("status", "--json").ok().json] == [job_id], "also while it waits"
-    site.fold()
+    site.apply_inbox()
     assert site.call("status", "--json").ok().json == []
     assert "refused" in site.call("show", job_id).err
 
@@ -712,20 +712,20 @@ def test_more_waiting_jobs_than_a_user_may_have_are_refused_with_the_number(site
     site.inventory.write_text("settings: {max_queued_jobs_per_user: 2, max_queued_size_per_user: 1M}\n" + INVENTORY)
     fits = site.submit("-F", "s-V100", "--array", "0-1", "--", "true")
     many = site.submit("-F", "s-V100", "--", "true")
-    site.fold()
+    site.apply_inbox()
     refused = site.call("show", many)
     assert refused.code == 1
     assert "has 2 of 2 pending jobs; 1 more exceed the limit (settings.max_queued_jobs_per_user" in refused.err
     site.call("cancel", "-y", fits).ok()
-    site.fold()
+    site.apply_inbox()
     again = site.submit("-F", "s-V100", "--", "true")
-    site.fold()
+    site.apply_inbox()
     assert site.call("status", "--json", again).ok().json[0]["state"] == "PENDING"
 
 
 def test_status_and_check_name_the_active_controller_where_a_standby_was_seen(site: Site) -> None:
     site.submit()
-    site.fold()
+    site.apply_inbox()
     store = Store.create_or_open(site.state, term=5)
     active = f"the controller of {os.uname().nodename}, pid {os.getpid()} is active"
     assert active not in site.call("status").ok().out

@@ -306,7 +306,7 @@ def test_wait_exits_with_the_jobs_code(site: Site) -> None:
     process = subprocess.Popen(words, env=site.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     job_id = process.stdout.readline().strip()
-    site.fold()
+    site.apply_inbox()
     site.start(job_id)
     site.end(job_id, JobState.FAILED, 7)
     wait_until(lambda: process.poll() is not None)

@@ -11,6 +11,7 @@ from gpusched.config.policies import BUILT_IN, load_policies, load_policy, names
 from gpusched.config.weights import ModelError, digest_of, load_file, load_model, save_model
 from gpusched.errors import FileError, UsageError
 from gpusched.model.policy import PreemptionSettings, Resizing
+from gpusched.sim.orders import folders_in_force
 
 INVENTORY = (
     "partitions:\n  A:\n    policy: {}\n    nodes: [{{name: n, gpus: 1, cores: 1, memory: 1G, runtime: podman}}]\n"
@@ -95,6 +96,11 @@ def test_a_site_s_own_goes_first(site: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("GPUSCHED_POLICIES", str(site / "nowhere"))
     with pytest.raises(UsageError, match="which is not a folder"):
         load_policies(load_inventory("inventory.yaml"))
+
+
+def test_replays_of_a_named_folder_need_no_inventory(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSCHED_POLICIES", str(site))
+    assert folders_in_force() == (site, BUILT_IN)
 
 
 def test_an_unknown_policy(site: Path) -> None:

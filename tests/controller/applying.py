@@ -47,12 +47,12 @@ class InboxWorld:
         settings = msgspec.structs.replace(inventory().settings, admins=(str(ADMIN),), allowed_mounts=("/data",))
         self.inventory: Inventory = msgspec.structs.replace(inventory(), settings=settings)
 
-    def folder(self) -> CommandApplier:
+    def applier(self) -> CommandApplier:
         return CommandApplier(self.store, self.inbox, self.inventory, self.secrets)
 
-    def fold(self) -> int:
+    def apply_inbox(self) -> int:
         self.now += 1
-        return self.folder().apply_inbox(self.now)
+        return self.applier().apply_inbox(self.now)
 
     def lay(self, command: AnyCommand, uid: int = ME) -> Path:
         """Deliver a command as its owner would; returns the file."""
@@ -64,10 +64,10 @@ class InboxWorld:
         return path
 
     def say(self, command: AnyCommand, uid: int = ME) -> str:
-        """Deliver and fold; returns why it was refused, or ""."""
+        """Deliver and apply; returns why it was refused, or ""."""
         self.lay(command, uid)
         before = len(self.refusals())
-        self.fold()
+        self.apply_inbox()
         return "; ".join(str(e.data["why"]) for e in self.refusals()[before:])
 
     def submit(self, uid: int = ME, **changes: Any) -> str:

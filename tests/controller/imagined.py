@@ -23,7 +23,16 @@ from gpusched.model.readings import (
     ProbeFailure,
     ProgressReading,
 )
-from gpusched.model.resources import Flavor, Inventory, Node, Partition, RuntimeName, Settings, SharingSettings
+from gpusched.model.resources import (
+    Flavor,
+    Inventory,
+    MigSettings,
+    Node,
+    Partition,
+    RuntimeName,
+    Settings,
+    SharingSettings,
+)
 from gpusched.model.slices import Cut, MigSlice, gpu_of
 from gpusched.queue.clock import Clock
 
@@ -288,6 +297,14 @@ def inventory(nodes: int = 3, sharing: SharingSettings | None = None) -> Invento
     partition = Partition(name="p", nodes=declared, flavors=flavors, policy="easy")
     settings = Settings(down_after_s=30, node_fail_after_s=60, grace_s=10, max_retries=2)
     return Inventory(path="inventory.yaml", partitions=(partition,), settings=settings)
+
+
+def on_demand(gpus: tuple[int, ...] | None = None) -> Inventory:
+    """The inventory whose nodes have these GPUs cut on demand; all where None."""
+    declared = inventory()
+    (partition,) = declared.partitions
+    nodes = tuple(replace(node, mig=MigSettings(gpus=gpus)) for node in partition.nodes)
+    return replace(declared, partitions=(replace(partition, nodes=nodes),))
 
 
 def without(names: Collection[str], sharing: SharingSettings | None = None) -> Inventory:

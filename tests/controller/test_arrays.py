@@ -262,7 +262,7 @@ def test_a_controller_that_dies_after_any_write_goes_on(site: Site, monkeypatch:
         site.turn()
     monkeypatch.undo()
     site.restart()
-    assert site.store.counts() == {"PENDING": 50}, "folded once, and nothing was half taken out"
+    assert site.store.counts() == {"PENDING": 50}, "applied once, and nothing was half taken out"
     site.turn(3)
     assert site.store.counts() == {"PENDING": 50 - 3 * GPUS, "RUNNING": 3 * GPUS}
     assert len(site.world.starts) == len(set(site.world.starts)) == 3 * GPUS

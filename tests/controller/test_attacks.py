@@ -442,7 +442,7 @@ def test_a_command_file_is_refused_and_recorded(place: Place, attack: Attack, mo
     before, jobs = len(place.entries()), {job.id: job for job in place.world.store.jobs()}
     other = place.world.store.node_records(), place.world.store.live_changes()
     assert as_mallory(lambda: attack.act(place)) == "None"
-    place.world.fold()
+    place.world.apply_inbox()
     new = place.entries()[before:]
     assert new, "it has an entry"
     assert all(entry.result == "refused" for entry in new)
@@ -461,7 +461,7 @@ def test_the_relay_refuses_and_records(place: Place, attack: Attack) -> None:
     place.limiter._context.audit._refusals.clear()
     before = len(place.entries())
     assert attack.line in as_mallory(lambda: attack.act(place))
-    place.world.fold()
+    place.world.apply_inbox()
     (entry,) = place.entries()[before:]
     assert (entry.command, entry.result, entry.via) == (attack.entry, "refused", "relay")
     assert attack.line in entry.reason
@@ -500,7 +500,7 @@ def test_a_file_leased_by_its_owner_blocks_nothing(place: Place) -> None:
     os.close(held[1])
     assert os.read(held[0], 1) == b"x"
     before = len(place.entries())
-    place.world.fold()
+    place.world.apply_inbox()
     os.close(go[1])
     os.waitpid(pid, 0)
     os.close(held[0])
@@ -512,15 +512,15 @@ def test_a_replayed_command_changes_nothing(place: Place) -> None:
     submit = c.Submit(time=NOW, id=fresh_id(NOW), spec=spec())
     content, name = msgspec.json.encode(submit), f"{submit.id}.submit"
     assert as_mallory(lambda: places(content, name)(place)) == "None"
-    place.world.fold()
+    place.world.apply_inbox()
     assert place.world.job(submit.id).uid == MALLORY
     place.world.put(submit.id, JobState.COMPLETED)
     before = len(place.entries())
     assert as_mallory(lambda: places(content, name)(place)) == "None"
-    place.world.fold()
+    place.world.apply_inbox()
     assert len(place.entries()) == before, "the same file: neither done nor recorded twice"
     assert as_mallory(lambda: places(content, "0replayed.submit")(place)) == "None"
-    place.world.fold()
+    place.world.apply_inbox()
     assert "is not in" in place.entries()[-1].reason
     assert place.world.job(submit.id).state is JobState.COMPLETED
 
@@ -529,14 +529,14 @@ def test_an_owner_in_the_job_is_ignored(place: Place) -> None:
     submit = c.Submit(time=NOW, id=fresh_id(NOW), spec=spec())
     content = msgspec.json.encode(submit).replace(b'"name"', b'"uid":0,"user":"root","name"', 1)
     assert as_mallory(lambda: places(content, f"{submit.id}.submit")(place)) == "None"
-    place.world.fold()
+    place.world.apply_inbox()
     assert place.world.job(submit.id).uid == MALLORY
 
 
 def test_an_early_date_does_not_jump_the_queue(place: Place) -> None:
     submit = c.Submit(time=1.0, id=fresh_id(NOW), spec=spec())
     assert as_mallory(lambda: place.world.inbox.deliver(submit)) == "None"
-    place.world.fold()
+    place.world.apply_inbox()
     assert place.world.job(submit.id).submit_time > 1e9
 
 
@@ -550,11 +550,11 @@ def test_a_flood_is_refused_and_delays_no_other_user(place: Place, monkeypatch: 
     before = len(place.entries())
     assert as_mallory(lambda: flood(place)) == "None"
     place.world.lay(c.Hold(time=NOW, job_ids=(place.waits,)), ALICE)
-    place.world.fold()
+    place.world.apply_inbox()
     assert place.world.job(place.waits).held_by == "user", "in the same cycle"
     place.world.say(c.Release(time=NOW, job_ids=(place.waits,)), ALICE)
     while any(place.world.inbox.new.iterdir()):
-        place.world.fold()
+        place.world.apply_inbox()
     assert 1 <= len(place.entries()) - before < 200
 
 
@@ -574,7 +574,7 @@ def test_too_many_sessions_of_one_leave_room_for_others(place: Place, monkeypatc
     before = len(place.entries())
     got = as_mallory(lambda: hold(place))
     assert "too many sessions (at most 32 per user" in got
-    place.world.fold()
+    place.world.apply_inbox()
     assert any("too many sessions" in entry.reason for entry in place.entries()[before:])
     assert place.ask(AuditQuery()).count("\n") > 10, "root still has a session"
 

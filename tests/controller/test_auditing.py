@@ -67,7 +67,7 @@ def test_a_refused_command_has_one_with_the_reason(world: InboxWorld) -> None:
 
 def test_a_malformed_file_has_one(world: InboxWorld) -> None:
     (world.inbox.new / "x.cancel").write_text("{}")
-    world.fold()
+    world.apply_inbox()
     (entry,) = recorded(world)
     assert (entry.uid, entry.command, entry.subject, entry.result) == (ME, "malformed", ("x.cancel",), "refused")
 
@@ -87,10 +87,10 @@ def test_a_crash_at_the_commit_neither_loses_an_entry_nor_writes_two(
     with monkeypatch.context() as patch:
         patch.setattr(*((world.secrets, "sync") if crash == "before" else (world.inbox, "remove")), crashing)
         with pytest.raises(Crash):
-            world.fold()
+            world.apply_inbox()
     drained = world.store.node_record("n0") is not None
     assert drained == bool(recorded(world)) == (crash == "after")
-    world.fold()
+    world.apply_inbox()
     assert [entry.command for entry in recorded(world)] == ["drain"]
 
 
@@ -186,7 +186,7 @@ def test_refusals_of_one_user_do_not_fill_the_log(world: InboxWorld) -> None:
     for _ in range(auditing.MAX_REFUSALS + 30):
         world.lay(Drain(time=NOW, nodes=("n0",), reason="x"), BOB)
     world.lay(Drain(time=NOW, nodes=("n0",), reason="x"), ALICE)
-    world.fold()
+    world.apply_inbox()
     mine = [entry for entry in recorded(world) if entry.uid == BOB]
     assert len(mine) == auditing.MAX_REFUSALS + 1
     assert (mine[-1].command, mine[-1].reason) == ("commands", "30 more were refused")
@@ -254,7 +254,7 @@ def test_a_reporter_counts_what_one_sender_is_refused_too_often(world: InboxWorl
     for _ in range(audit.REFUSALS + 100):
         reporter.refused(refused)
     reporter.refused(msgspec.structs.replace(refused, uid=ALICE, user="alice"))
-    world.fold()
+    world.apply_inbox()
     by_user = Counter(entry.user for entry in recorded(world))
     assert by_user["alice"] == 1
     assert audit.REFUSALS <= by_user["bob"] <= audit.REFUSALS + 20  # a busy machine may take minutes
@@ -265,7 +265,7 @@ def test_a_submission_leaves_no_secret_in_the_log(world: InboxWorld) -> None:
     for given in ({"TOKEN": secret}, {"OTHER": secret}):
         job = ids.mint(NOW)
         world.lay(Submit(time=NOW, id=job, spec=spec(secret_names=("TOKEN",)), secrets=given))
-        world.fold()
+        world.apply_inbox()
     assert [entry.result for entry in recorded(world)] == ["applied", "refused"]
     export(world)
     assert secret.encode() not in (world.state / audit.FOLDER / audit.CURRENT).read_bytes()

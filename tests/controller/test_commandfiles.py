@@ -111,7 +111,7 @@ def test_a_users_hold_does_not_take_the_place_of_an_admins(world: InboxWorld) ->
 
     def say(command: AnyCommand, caller: Caller) -> str:
         try:
-            world.folder()._apply(command, caller, NOW)
+            world.applier()._apply(command, caller, NOW)
         except CommandRefused as refused:
             return str(refused)
         return ""
@@ -134,7 +134,7 @@ def test_root_the_controllers_own_user_and_the_named_are_admins(
     world: InboxWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getuid", lambda: 4242)
-    admins = [uid for uid in (0, 1, 4241, 4242, 4243, ADMIN, ALICE) if world.folder()._caller(uid).admin]
+    admins = [uid for uid in (0, 1, 4241, 4242, 4243, ADMIN, ALICE) if world.applier()._caller(uid).admin]
     assert admins == [0, 4242, ADMIN]
 
 
@@ -197,7 +197,7 @@ def test_an_early_date_in_a_command_gains_no_priority(world: InboxWorld) -> None
     command = Submit(time=5.0, id=ids.mint(NOW), spec=spec())
     path = world.lay(command, ALICE)
     written = path.stat().st_ctime
-    world.fold()
+    world.apply_inbox()
     assert written - 61 < world.job(command.id).submit_time <= written
 
 
@@ -312,7 +312,7 @@ def test_an_id_that_is_none_is_refused(world: InboxWorld, bad: str) -> None:
     (world.inbox.new / "evil.submit").write_bytes(
         msgspec.json.encode(Submit(time=NOW, id=bad, spec=spec(secret_names=("A",)), secrets={"A": "x"}))
     )
-    world.fold()
+    world.apply_inbox()
     assert world.store.counts() == {}
     assert "is not a job id" in world.refusals()[0].data["why"]
     assert not list(world.state.rglob("*.json"))
@@ -321,7 +321,7 @@ def test_an_id_that_is_none_is_refused(world: InboxWorld, bad: str) -> None:
 def test_the_error_shows_the_beginning_of_a_long_id(world: InboxWorld) -> None:
     long = "x" * 39 + "yz"
     (world.inbox.new / "evil.submit").write_bytes(msgspec.json.encode(Submit(time=NOW, id=long, spec=spec())))
-    world.fold()
+    world.apply_inbox()
     assert world.refusals()[0].data["why"] == f"'{long[:40]}' is not a job id"
 
 
@@ -340,14 +340,14 @@ def test_applying_the_same_file_twice_changes_nothing(world: InboxWorld) -> None
     world.put(job, JobState.FAILED)
     path = world.lay(Requeue(time=NOW, job_ids=(job,)))
     content = path.read_bytes()
-    world.fold()
+    world.apply_inbox()
     assert world.job(job).state == JobState.PENDING
     world.put(job, JobState.COMPLETED)
     for later in (1, 3 * 86400):
         world.now += later
         path.write_bytes(content)
         newer = world.lay(Hold(time=NOW, job_ids=("00000000000",)))
-        world.fold()
+        world.apply_inbox()
         assert not path.exists()
         assert not newer.exists()
         assert world.job(job).state == JobState.COMPLETED, "the requeue was done once"
@@ -359,11 +359,11 @@ def test_a_crash_in_the_middle_leaves_all_or_nothing(world: InboxWorld, monkeypa
         world.lay(command)
     monkeypatch.setattr(world.store, "mark_applied", _crash_at(2, world.store.mark_applied))
     with pytest.raises(KeyboardInterrupt):
-        world.fold()
+        world.apply_inbox()
     assert world.store.counts() == {}
     assert len(list(world.inbox.new.iterdir())) == 3
     monkeypatch.undo()
-    world.fold()
+    world.apply_inbox()
     assert world.store.counts() == {"PENDING": 3}
     assert list(world.inbox.new.iterdir()) == []
     assert world.refusals() == []
@@ -383,7 +383,7 @@ def _crash_at(call: int, real: object) -> object:
 def test_the_same_submission_under_another_file_name_is_refused(world: InboxWorld) -> None:
     job = world.submit()
     (world.inbox.new / "again.submit").write_bytes(msgspec.json.encode(Submit(time=NOW, id=job, spec=spec(name="x"))))
-    world.fold()
+    world.apply_inbox()
     assert world.refusals()[0].data["why"] == f"the submission of job {job} is not in {job}.submit"
     assert world.job(job).spec.name == "j"
 
@@ -403,11 +403,11 @@ def test_a_confirmed_submission_that_cannot_be_read_now_is_not_refused(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", broken)
-        assert world.fold() == 0
-        assert world.fold() == 0, "not again at once"
+        assert world.apply_inbox() == 0
+        assert world.apply_inbox() == 0, "not again at once"
     assert world.refusals() == []
     world.inbox._postponed.clear()
-    assert world.fold() == 1
+    assert world.apply_inbox() == 1
     assert world.job(confirmed.id).state is JobState.PENDING
 
 
@@ -424,7 +424,7 @@ def test_malformed_files_are_set_aside(world: InboxWorld, content: bytes) -> Non
     (world.inbox.new / "bad.cancel").write_bytes(content)
     good = Submit(time=NOW, id=ids.mint(NOW), spec=spec())
     world.lay(good)
-    world.fold()
+    world.apply_inbox()
     assert world.job(good.id).state == JobState.PENDING
     assert names(world.inbox.new) == []
     assert names(world.inbox.refused) == ["bad.cancel"]
@@ -443,20 +443,20 @@ def test_links_pipes_folders_and_oversized_files_are_set_aside(world: InboxWorld
     (new / "huge.drain").write_bytes(b" " * (MAX_COMMAND_BYTES + 1))
     os.close(os.open(os.fsencode(new) + b"/\xff\xfe.drain", os.O_CREAT | os.O_WRONLY))
     (new / "two\nlines").touch()
-    assert world.fold() == 6
+    assert world.apply_inbox() == 6
     assert names(new) == []
     assert len(world.refusals()) == 6
     assert world.store.node_records() == {}
     assert secret.exists()
-    assert world.fold() == 0
+    assert world.apply_inbox() == 0
 
 
 def test_a_file_that_cannot_be_moved_away_is_logged_once(world: InboxWorld) -> None:
     for place in (world.inbox.new, world.inbox.refused):
         (place / "same.cancel").mkdir()
         (place / "same.cancel" / "x").touch()
-    assert world.fold() == 1
-    assert world.fold() == 0, "the controller would never rest"
+    assert world.apply_inbox() == 1
+    assert world.apply_inbox() == 0, "the controller would never rest"
     assert len(world.refusals()) == 1
 
 
@@ -470,7 +470,7 @@ def test_an_unexpected_command_stops_nothing(world: InboxWorld, monkeypatch: pyt
         raise OverflowError("Python int too large to convert to SQLite INTEGER")
 
     monkeypatch.setattr("gpusched.controller.commandfiles.CommandApplier._hold", fault)
-    world.fold()
+    world.apply_inbox()
     assert world.job(submitted.id).state == JobState.PENDING
     assert "OverflowError" in world.refusals()[0].data["why"]
     assert len(list(world.inbox.refused.iterdir())) == 1
@@ -505,8 +505,8 @@ def test_a_users_waiting_jobs_are_bounded(world: InboxWorld) -> None:
     together = [submission(world) for _ in range(4)]
     for command in together:
         world.lay(command, ALICE)
-    world.fold()
-    assert len([c for c in together if world.store.job(c.id)]) == 2, "also what is folded at once is counted"
+    world.apply_inbox()
+    assert len([c for c in together if world.store.job(c.id)]) == 2, "also what is applied at once is counted"
     world.say(Cancel(time=NOW, job_ids=(first.id,)), ALICE)
     assert world.say(submission(world), ALICE) == ""
 
@@ -528,7 +528,7 @@ def test_the_dependencies_of_a_users_waiting_jobs_are_bounded(
     for command in together:
         world.lay(command, ALICE)
     monkeypatch.setattr(world.secrets, "sync", lambda: raise_first(faults))
-    world.fold()
+    world.apply_inbox()
     assert [world.store.job(command.id) is not None for command in together] == [True, False]
     says = (
         f"{ALICE}'s pending jobs have 6 of 7 dependencies; 2 more exceed the limit; depend on an array instead of each "
@@ -581,21 +581,21 @@ def test_a_command_that_does_not_fit_on_the_disk_waits_and_others_go_on(
     for command in (first, large, last):
         world.lay(command)
 
-    def fold() -> int:
+    def apply_inbox() -> int:
         world.now += 1
         return CommandApplier(world.store, world.inbox, world.inventory, world.secrets).apply_inbox(world.now)
 
-    assert fold() == 2
+    assert apply_inbox() == 2
     assert [j.id for j in world.store.pending()] == [first.id, last.id]
     assert names(world.inbox.new) == [f"{large.id}.submit"]
     assert names(world.inbox.refused) == []
     (line,) = messages(caplog)
     assert line.startswith("1 command in the inbox cannot be recorded: database or disk is full")
     world.store._db.execute("PRAGMA max_page_count = 1000000")
-    assert fold() == 0, "the controller would never rest"
+    assert apply_inbox() == 0, "the controller would never rest"
     assert not world.inbox.has_any()
     world.inbox._postponed.clear()
-    assert fold() == 1
+    assert apply_inbox() == 1
     assert world.store.job(large.id) is not None
     assert len(messages(caplog)) == 1
 
@@ -626,7 +626,7 @@ def test_nobody_takes_the_id_of_a_submission_that_waits(world: InboxWorld) -> No
     path = world.inbox.new / f"{job_id}.submit"
     (world.inbox.new / "0.submit").write_bytes(path.read_bytes())
     os.chown(world.inbox.new / "0.submit", BOB, -1)
-    world.fold()
+    world.apply_inbox()
     assert world.job(job_id).uid == ALICE
     (refusal,) = world.refusals()
     assert (refusal.user, refusal.job_id) == (str(BOB), "0")

@@ -94,7 +94,7 @@ def test_tasks_of_arrays_and_jobs_that_come_back_count_as_queued(world: InboxWor
 def test_two_in_one_round_are_counted_together(world: InboxWorld) -> None:
     for _ in range(3):
         world.lay(Submit(time=world.now, id=fresh_id(world.now), spec=spec()), ALICE)
-    world.fold()
+    world.apply_inbox()
     assert world.store.counts() == {"PENDING": 2}
     assert len(world.refusals()) == 1
 
@@ -123,7 +123,7 @@ def test_a_users_commands_on_many_jobs_take_several_cycles(
         world.now += 0.01
     world.lay(Cancel(time=world.now, job_ids=(others,)), BOB)
     for left in (1, 0):
-        world.fold()
+        world.apply_inbox()
         assert len(world.refusals()) == 1
         assert world.job(others).state is JobState.CANCELLED, "the next user's command does not wait"
         assert len(list(world.inbox.new.iterdir())) == left
@@ -144,7 +144,7 @@ def test_a_users_commands_that_take_long_take_several_cycles(
     for uid in (ALICE, ALICE, BOB):
         world.lay(Submit(time=world.now, id=fresh_id(world.now), spec=spec()), uid)
     for pending in (2, 3):
-        world.fold()
+        world.apply_inbox()
         assert len(world.store.jobs()) == pending, "one of each user in each cycle"
 
 

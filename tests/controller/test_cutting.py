@@ -16,13 +16,13 @@ from gpusched.controller.cutting import ORPHAN_S, shows
 from gpusched.controller.cycle import Cycle
 from gpusched.model.jobs import JobState
 from gpusched.model.readings import GpuProcess
-from gpusched.model.resources import Inventory, MigSettings, RuntimeName
+from gpusched.model.resources import Inventory, RuntimeName
 from gpusched.model.slices import Cut, gpu_of
 from gpusched.model.snapshot import Snapshot
 from gpusched.queue.store import CutState
 from tests.builders import spec
 from tests.controller.crash_orders import POLICIES
-from tests.controller.imagined import GPUS, ImaginedCluster, inventory
+from tests.controller.imagined import GPUS, ImaginedCluster, on_demand
 from tests.controller.site import Site
 from tests.queue.records import NOW
 from tests.queue.records import job as job_record
@@ -30,13 +30,6 @@ from tests.queue.records import job as job_record
 ASKING = "0000000000a"
 HALVES = (("3g.40gb", 0), ("3g.40gb", 4))
 SEVEN = tuple(("1g.10gb", start) for start in range(7))
-
-
-def on_demand(gpus: tuple[int, ...] | None = None) -> Inventory:
-    declared = inventory()
-    (partition,) = declared.partitions
-    nodes = tuple(msgspec.structs.replace(node, mig=MigSettings(gpus=gpus)) for node in partition.nodes)
-    return msgspec.structs.replace(declared, partitions=(msgspec.structs.replace(partition, nodes=nodes),))
 
 
 class CutSite(Site):

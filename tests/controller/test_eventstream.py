@@ -323,6 +323,7 @@ def test_both_are_recorded_together_once_in_a_second(store: Store, tmp_path: Pat
     reporting = Reporting(store, tmp_path / "state")
     settings = EventSettings(file=str(tmp_path / "events.jsonl"))
     reporting.step(1.0, settings)
+    assert store.metric_totals() is not None, "the first at once"
     version = store._db.total_changes
     happen(store, "a")
     reporting.step(1.0, settings)

@@ -122,7 +122,7 @@ def story(policy: Path) -> list[list[AnyCommand]]:
 
 
 class Player:
-    """Play the story in a world and check it after every fold."""
+    """Play the story in a world and check it after every application of the inbox."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -143,7 +143,7 @@ class Player:
             files = [world.lay(command).name for command in commands]
             world.now = NOW + 1000 * (number + 1)
             while any(world.inbox.new.iterdir()):
-                self.fold()
+                self.apply_inbox()
                 there = {path.name for path in world.inbox.new.iterdir()}
                 lost = [name for name in files if name not in there and not world.store.was_applied(name)]
                 assert lost == [], "confirmed, and neither in the inbox nor in the store"
@@ -154,7 +154,7 @@ class Player:
         world.store.close()
         return found
 
-    def fold(self) -> None:
+    def apply_inbox(self) -> None:
         world = self.world
         world.inbox._postponed.clear()
         CommandApplier(world.store, world.inbox, world.inventory, world.secrets).apply_inbox(world.now)
@@ -284,10 +284,10 @@ def test_a_disk_that_is_full_fails_no_job_and_refuses_no_promotion(
     world.lay(c.ShadowOn(time=NOW, partition="p", path=str(easy), version=load_policy(easy).version))
     with monkeypatch.context() as patch:
         patch.setattr("gpusched.promotion.freeze.shutil.copyfile", full)
-        assert world.fold() == 0
+        assert world.apply_inbox() == 0
     assert world.refusals() == []
     world.inbox._postponed.clear()
-    assert world.fold() == 1
+    assert world.apply_inbox() == 1
     assert "p" in world.store.shadows()
 
 
@@ -312,19 +312,19 @@ def test_an_order_waits_for_the_submission_that_it_names(world: InboxWorld) -> N
     world.inbox.deliver(c.Cancel(time=time.time(), job_ids=(first,)))
     world.inbox.deliver(c.Submit(time=NOW, id=second, spec=spec()))
     world.inbox.postpone(f"{first}.submit")
-    assert world.fold() == 1
+    assert world.apply_inbox() == 1
     assert world.store.job(first) is None
     assert world.job(second).state is JobState.PENDING
     assert world.refusals() == []
     world.inbox._postponed.clear()
-    assert world.fold() == 2
+    assert world.apply_inbox() == 2
     assert world.job(first).state is JobState.CANCELLED
 
 
 def test_many_files_that_are_no_commands_are_one_line(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
         (world.inbox.new / f"{number}.cancel").write_text("{")
-    assert world.fold() == 50
+    assert world.apply_inbox() == 50
     files = [event.data["file"] for event in world.refusals()]
     assert (len(files), files[-1]) == (MAX_MALFORMED_EVENTS + 1, "30 more files")
     assert not list(world.inbox.new.iterdir())
@@ -340,11 +340,11 @@ def test_files_beyond_a_users_limit_are_recorded_before_they_are_removed(
         world.inbox.deliver(c.Submit(time=NOW, id=one, spec=spec()))
     with monkeypatch.context() as patch:
         patch.setattr(world.store, "append", lambda events: (_ for _ in ()).throw(sqlite3.OperationalError("full")))
-        world.fold()
+        world.apply_inbox()
     assert len(list(world.inbox.new.iterdir())) == 6
     world.inbox._postponed.clear()
     for _ in range(6):
-        world.fold()
+        world.apply_inbox()
     jobs = [job.id for job in world.store.pending()]
     (event,) = world.refusals()
     assert event.data["surplus"] == 6 - len(jobs)

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gpusched.controller.cycle import Cycle
-from gpusched.controller.hot import _reported
+from gpusched.controller.hot import _formed, _reported
+from gpusched.controller.ranks import ReconcileResult
 from gpusched.model.jobs import Elastic, JobSpec, JobState, Resizes
 from gpusched.model.policy import PolicySpec, Resizing
 from gpusched.model.readings import NodeReading, ProgressReading
 from gpusched.queue.store import RunRecord
+from tests.builders import job as job_record
 from tests.builders import spec
 from tests.controller.crash_orders import CrashOrders
 from tests.controller.imagined import GPUS, inventory
@@ -344,3 +346,13 @@ def test_a_pause_is_no_longer_than_the_time_since_it_was_asked_for(said: float, 
     rank: Any = SimpleNamespace(container=SimpleNamespace(progress=progress), rank=SimpleNamespace(node="n"))
     inputs: Any = SimpleNamespace(now=140.0, observations=observed)
     assert _reported([rank], Resizes(times=(100.0,)), inputs) == (2, counts)
+
+
+@pytest.mark.parametrize(("paused_s", "mean_s"), [(7.0, 5.0), (None, 3.0)])
+def test_each_pause_counts_in_the_mean_cost_of_a_resize(paused_s: float | None, mean_s: float) -> None:
+    resizes = Resizes(before=4, formed_since=90.0, costs_s=3.0, measured=1)
+    step = ReconcileResult(job=job_record("j", spec=hot_spec(2, 4), resizes=resizes))
+    _formed(step, paused_s, 100.0)
+    assert step.job.resizes is not None
+    assert (step.job.resizes.cost_s, step.job.resizes.before) == (mean_s, None)
+    assert [event.data for event in step.events] == [{"gpus_from": 4, "gpus_to": 2, "cost_s": paused_s}]

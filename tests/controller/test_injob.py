@@ -21,11 +21,11 @@ def test_a_job_queues_itself_again_and_hears_of_it_once_that_is_so(world: InboxW
     job = running(world, ALICE)
     assert ask(world, job, "scontrol", "requeue", job) is None
     assert ask(world, job, "scontrol", "requeue", job) is None, "it waits in the inbox"
-    assert world.fold() == 1
+    assert world.apply_inbox() == 1
     found = world.job(job)
     assert (found.state, found.ending is not None and found.ending.outcome) == (JobState.COMPLETING, JobState.PENDING)
     assert ask(world, job, "scontrol", "requeue", job) == "0\n"
-    assert world.fold() == 0
+    assert world.apply_inbox() == 0
     assert not world.refusals()
 
 
@@ -51,10 +51,10 @@ def test_requests_of_an_earlier_attempt_or_another_node_are_ignored(world: Inbox
     job = running(world, ALICE)
     assert ask(world, job, "scancel", job, attempt=2) is None
     assert ask(world, job, "scancel", job, node="n1") is None
-    assert world.fold() == 0
+    assert world.apply_inbox() == 0
     assert ask(world, job, "scancel", job) is None
     world.put(job, JobState.RUNNING, attempt=2)
-    world.fold()
+    world.apply_inbox()
     assert world.job(job).state is JobState.RUNNING
 
 
@@ -63,7 +63,7 @@ def test_a_cancelled_job_is_not_brought_back_by_its_trap(world: InboxWorld) -> N
     assert ask(world, job, "scontrol", "requeue", job) is None  # before the cancel is known
     ending = Ending(outcome=JobState.CANCELLED, reason="Cancelled", message="", kill_at=NOW + 30)
     world.put(job, JobState.COMPLETING, ending=ending)
-    world.fold()
+    world.apply_inbox()
     found = world.job(job).ending
     assert (found is not None and found.outcome) == JobState.CANCELLED
     assert [event.data["why"] for event in world.refusals()] == [f"job {job} was cancelled"]

@@ -34,7 +34,7 @@ def sbatch(world: InboxWorld, job: str, *words: str, number: int = 1, **more: An
     for _ in range(3):
         if (said := ask(world, job, "sbatch", *words, number=number, **more)) is not None:
             return said
-        world.fold()
+        world.apply_inbox()
     raise AssertionError("no answer")
 
 
@@ -55,11 +55,11 @@ def test_a_job_queues_another_one_and_hears_its_id(world: InboxWorld) -> None:
     sent: dict[str, Any] = {"number": 2, "script": SCRIPT, "script_word": 5}
     assert ask(world, job, *words, **sent) is None
     assert ask(world, job, *words, **sent) is None, "it waits in the inbox"
-    assert world.fold() == 1
+    assert world.apply_inbox() == 1
     (new,) = others(world, job)
     for _ in range(2):
         assert ask(world, job, *words, **sent) == f"0\nSubmitted batch job {new.id}\n"
-    assert world.fold() == 0
+    assert world.apply_inbox() == 0
     assert (new.user, new.uid, new.asked_by, new.state) == (world.job(job).user, ALICE, job, JobState.PENDING)
     assert (new.spec.script, new.spec.command, new.spec.name) == (SCRIPT, ("a b", "--parsable"), "next")
     assert (new.spec.tasks_per_node, new.spec.time_limit_s, new.spec.slurm_env) == (2, 300, True)
@@ -83,7 +83,7 @@ def test_a_job_queues_another_one_and_hears_its_id(world: InboxWorld) -> None:
 )  # fmt: skip
 def test_the_words_say_which_one_is_the_script(world: InboxWorld, words: tuple[str, ...], expected: str) -> None:
     assert (ask(world, running(world, ALICE), "sbatch", *words) or "").startswith(expected)
-    assert world.fold() == 0
+    assert world.apply_inbox() == 0
 
 
 def test_it_is_queued_once_though_the_controller_dies_at_any_moment(world: InboxWorld) -> None:
@@ -92,15 +92,15 @@ def test_it_is_queued_once_though_the_controller_dies_at_any_moment(world: Inbox
     assert ask(world, job, "sbatch", "x.sh", **said) is None
     (file,) = world.inbox.new.iterdir()
     shutil.copy2(file, kept := world.state / "kept")
-    world.fold()
-    shutil.copy2(kept, file)  # it was folded, and not removed
-    world.fold()
+    world.apply_inbox()
+    shutil.copy2(kept, file)  # it was applied, and not removed
+    world.apply_inbox()
     (new,) = others(world, job)
     assert file.name == f"{new.id}.submit"
-    world.now += 90000  # nobody remembers that it was folded
+    world.now += 90000  # nobody remembers that it was applied
     world.store.forget_applied(world.now)
     assert ask(world, job, "sbatch", "x.sh", **said) == f"0\nSubmitted batch job {new.id}\n"
-    world.fold()
+    world.apply_inbox()
     assert others(world, job) == [new]
     assert not world.refusals()
     assert sbatch(world, job, "x.sh", number=2) != f"0\nSubmitted batch job {new.id}\n", "another request, another job"
@@ -110,7 +110,7 @@ def test_requests_that_no_process_waits_for_are_not_executed(world: InboxWorld) 
     job = running(world, ALICE)
     assert ask(world, job, "sbatch", "--wrap", "true", age_s=injob.STALE_S + 1) is None
     assert ask(world, job, "scancel", job, number=2, age_s=injob.STALE_S + 1) is None
-    assert world.fold() == 0
+    assert world.apply_inbox() == 0
 
 
 def test_only_the_controller_submits_on_behalf_of_a_job(world: InboxWorld) -> None:
@@ -203,14 +203,14 @@ def test_within_one_fold_they_are_counted_too(world: InboxWorld) -> None:
     job = running(world, ALICE)
     for number in range(4):
         assert ask(world, job, "sbatch", "--wrap", "true", number=number) is None
-    world.fold()
+    world.apply_inbox()
     assert (len(others(world, job)), len(world.refusals())) == (2, 2)
 
 
 def test_of_one_user_so_many_scripts_are_read_in_a_cycle(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(injob, "MAX_SCRIPTS_READ", 0)
     assert ask(world, running(world, ALICE), "sbatch", "--wrap", "true") is None
-    assert world.fold() == 0
+    assert world.apply_inbox() == 0
 
 
 def test_a_cancelled_job_queues_nothing(world: InboxWorld) -> None:
@@ -218,7 +218,7 @@ def test_a_cancelled_job_queues_nothing(world: InboxWorld) -> None:
     assert ask(world, job, "sbatch", "--wrap", "true") is None  # before the cancel is known
     ending = Ending(outcome=JobState.CANCELLED, reason="Cancelled", message="", kill_at=NOW + 30)
     world.put(job, JobState.COMPLETING, ending=ending)
-    world.fold()
+    world.apply_inbox()
     for number in (1, 2):
         said = ask(world, job, "sbatch", "--wrap", "true", number=number)
         assert said == f"1\nsbatch: error: job {job} was cancelled\n"

@@ -64,7 +64,7 @@ def test_a_command_is_on_the_disk_before_its_file_is_removed(
         sync()
 
     monkeypatch.setattr(world.secrets, "sync", broken_once)
-    world.fold()
+    world.apply_inbox()
     world.store.close()
     assert len(removed) == 3
 

@@ -120,6 +120,18 @@ def test_a_start_removes_what_a_killed_one_left(store: Store, site: Site, tmp_pa
     assert not list(site.folder.glob("*.part*"))
 
 
+@pytest.mark.parametrize(("left_mib", "copies"), [(15, [1]), (17, [1, 2])])
+def test_a_copy_leaves_the_writer_16_mib_of_the_disk(
+    store: Store, site: Site, monkeypatch: pytest.MonkeyPatch, left_mib: int, copies: list[int]
+) -> None:
+    store.set_meta("x", "new")
+    (pages,), (size,) = (store._db.execute(f"PRAGMA {of}").fetchone() for of in ("page_count", "page_size"))
+    monkeypatch.setattr(publishing, "_free", lambda _: pages * size + (left_mib << 20))
+    with site.publisher._reporting():
+        site.publisher.publish()
+    assert site.numbers() == copies
+
+
 def test_without_room_the_old_copy_stays(
     store: Store, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,6 +221,14 @@ def test_a_process_that_locks_the_store_is_named_and_delays_no_end(site: Install
     wait_until(lambda: site.said("is free again") and site.beat() > beat, 60, "a cycle")
 
 
+def test_a_wait_for_a_lock_lasts_as_long_as_its_patience_and_ends_a_frozen_holder_once(tmp_path: Path) -> None:
+    ended: list[bool] = []
+    waiting = LockWait(tmp_path, patience_s=0.3)
+    waiting.end_holder_after(0.1, lambda: bool(ended.append(True)))
+    assert [(waiting(s), len(ended)) for s in (0.0, 0.09, 0.1, 0.29)] == [(True, 0), (True, 0), (True, 1), (True, 1)]
+    assert (waiting(0.3), waiting(-1.0)) == (False, True)
+
+
 @pytest.mark.parametrize(("program", "file"), [(LOCK_SHM, f"{DATABASE}-shm"), (WRITE, DATABASE)])
 def test_the_holder_of_a_lock_is_named_within_a_second(
     tmp_path: Path, program: str, file: str, caplog: pytest.LogCaptureFixture

@@ -27,7 +27,7 @@ from gpusched.cluster.requests import environment
 from gpusched.config import fields as inventory_fields
 from gpusched.config import idle as inventory_idle
 from gpusched.config import notices as inventory_notices
-from gpusched.config.policies import BUILT_IN, load_policy
+from gpusched.config.policies import BUILT_IN, default_fallback, load_policy
 from gpusched.doctor.findings import Finding
 from gpusched.model.audit import AuditEntry
 from gpusched.model.events import Event, EventLine
@@ -36,7 +36,7 @@ from gpusched.model.healthchecks import CheckRecord, HealthCheck
 from gpusched.model.jobs import ACTIVE, ENDED, Allocation, Elastic, JobRecord, JobSpec, JobState, NodeAllocation
 from gpusched.model.metrics import METRICS
 from gpusched.model.plan import ReasonCode
-from gpusched.model.policy import Resizing
+from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import GpuProcess, GpuState, Nic, NodeState
 from gpusched.model.reports import (
     ConditionRow,
@@ -90,9 +90,7 @@ from gpusched.views.why import Why, dry_run_dict, why_dict
 from tests.docs import python_api, replays, words
 
 DOCS = Path(__file__).parents[2] / "docs"
-BEGIN = "<!-- generated: {} -->"
-END = "<!-- end -->"
-_PART = re.compile(re.escape(BEGIN).replace(r"\{\}", r"([a-z0-9-]+)") + r"\n(.*?)" + re.escape(END), re.DOTALL)
+_PART = re.compile(r"<!--([a-z0-9-]+)-->\n.*?<!--end-->", re.DOTALL)
 
 
 def main() -> int:
@@ -109,7 +107,7 @@ def check() -> Iterable[tuple[Path, str]]:
     """Files whose generated parts differ from the code, with the text they should have."""
     for path in sorted(DOCS.rglob("*.md")):
         text = path.read_text("utf-8")
-        fresh = _PART.sub(lambda m: f"{BEGIN.format(m[1])}\n\n{PARTS[m[1]]().strip()}\n\n{END}", text)
+        fresh = _PART.sub(lambda m: f"<!--{m[1]}-->\n\n{PARTS[m[1]]().strip()}\n\n<!--end-->", text)
         if fresh != text:
             yield path, fresh
     for path in DOCS.rglob("event.schema.json"):
@@ -167,26 +165,25 @@ def _cli() -> str:
 def _command(name: str, command: Any) -> str:
     if hasattr(command, "commands"):  # a group: its own line, then its commands
         parts = [_command(f"{name} {sub}", c) for sub, c in command.commands.items()]
-        return "\n".join(
-            [f"## gpusched {name}\n\n    gpusched {name} COMMAND\n\n{_paragraphs(command.help)}\n", *parts]
-        )
+        return "\n".join([f"## gpusched {name}\n\n{_paragraphs(command.help)}\n", *parts])
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     rows = _options(command)
-    common = [shown for (names, meanings), shown in _COMMON.items() if rows.get(names) in meanings]
+    common = [shown for (names, meanings), shown in _COMMON.items() if shown and rows.get(names) in meanings]
     rows = {names: meaning for names, meaning in rows.items() if (names, meaning) not in _SHOWN}
-    usage = ["gpusched", name, *(["[OPTIONS]"] if rows else []), *common, *(_metavar(a) for a in arguments)]
+    given = " ".join([*common, *(_metavar(a) for a in arguments)])
+    usage = f"    gpusched {name} {given}\n\n" if given else ""
     other = _LIKE.get(name)
     theirs = _options(_command_of(other)) if other else {}
     same = [names for names in rows if theirs.get(names) == rows[names]]
     as_there = "\n" + _shared(str(other), same, list(theirs)) if same else ""
     own = "\n" + listing(kept) if (kept := [(names, rows[names]) for names in rows if names not in same]) else ""
-    return f"## gpusched {name}\n\n    {' '.join(usage)}\n\n{_paragraphs(command.help)}\n{as_there}{own}"
+    return f"## gpusched {name}\n\n{usage}{_paragraphs(command.help)}\n{as_there}{own}"
 
 
 _COMMON = {
     ("`-p`, `--partition=TEXT`", ("In this partition.", "Only this partition.")): "[-p PARTITION]",
     ("`-w`, `--watch`", ("Live screen; q or Ctrl-C quits.",)): "[--watch]",
-    ("`--json`", ("Print one JSON value.",)): "[--json]",
+    ("`--json`", ("Print one JSON value.",)): "",
 }
 """Options that the page explains once -> how the commands that have them show them."""
 _SHOWN = {(names, meaning) for names, meanings in _COMMON for meaning in meanings}
@@ -194,7 +191,7 @@ _LIKE = {
     "run": "submit", "attach": "run", "maintenance": "reserve", "reservations change": "reserve", "train": "replay",
     "trace stats": "trace slice", "trace scale": "trace slice", "trace fit": "trace slice",
     "trace import": "trace slice", "trace generate": "trace slice", "predict": "replay", "tick": "controller",
-    "web": "controller", "metrics": "controller", "uninstall": "install", "audit": "power",
+    "web": "controller", "metrics": "controller", "uninstall": "install", "audit": "power", "reproduce": "replay",
 }  # fmt: skip
 """Commands -> the one whose page describes the options that both have."""
 
@@ -223,6 +220,8 @@ def _options(command: Any) -> dict[str, str]:
 def _option(option: Any, hints: dict[str, Any]) -> tuple[str, str]:
     """Return the names of an option with its value, and its meaning with its default."""
     names = [*option.opts, *option.secondary_opts]
+    if names[1:] == [f"--no-{names[0][2:]}"]:
+        names = [f"--[no-]{names[0][2:]}"]
     if value := "" if option.count else _value(hints[option.name]):
         names[-1] += f"={value}" if names[-1].startswith("--") else f" {value}"
     default = "" if option.default in (None, False, (), "") else str(getattr(option.default, "value", option.default))
@@ -278,10 +277,12 @@ def _paragraphs(text: str) -> str:
 
 
 def _keys(known: Iterable[str], described: dict[str, tuple[str, str]], defaults: dict[str, str]) -> str:
-    def meaning(key: str) -> str:
-        return described[key][1] + (f" Default: {defaults[key]}." if defaults.get(key) else "")
+    def shown(key: str) -> str:
+        kind, default = described[key][0], defaults.get(key, "").strip("`")
+        evident = default and "`" not in kind  # a default shows what else may be given, except for choices
+        return code(f"{key}: {default}" if default else key) + ("" if evident else f" ({kind})")
 
-    return listing((f"{code(k)} ({described[k][0]})", meaning(k)) for k in known if k not in words.TWINS)
+    return listing((shown(k), described[k][1]) for k in known if k not in words.TWINS)
 
 
 def _settings() -> str:
@@ -298,7 +299,7 @@ def _default(value: object, field: str) -> str:
         seconds = float(str(value))
         unit, size = next((u, s) for u, s in (("d", 86400), ("m", 60), ("s", 1)) if seconds % s == 0 and seconds >= s)
         return code(f"{seconds / size:g}{unit}")
-    return code(str(value).lower() if isinstance(value, bool) else value)
+    return code(f"{value}M" if "_mib" in field else str(value).lower() if isinstance(value, bool) else value)
 
 
 def _logs() -> str:
@@ -326,11 +327,6 @@ def _event_schema() -> str:
     return json.dumps(head | {k: v for k, v in line.items() if k != "title"}, indent=1) + "\n"
 
 
-def _event_fields() -> str:
-    fields = json.loads(_event_schema())["properties"]
-    return table(("field", "meaning"), [(code(name), of["description"]) for name, of in fields.items()])
-
-
 def _event_kinds() -> str:
     """Return the kinds of events from the docstring of `Event`."""
     lines = inspect.getdoc(Event).split("\n\n")[1].replace("\n", " ")  # type: ignore[union-attr]
@@ -340,9 +336,10 @@ def _event_kinds() -> str:
 def _metrics() -> str:
     rows = []
     for metric in METRICS.values():
-        name = metric.name + ("_total" if metric.kind == "counter" else "")
-        rows.append((code(name), metric.kind, ", ".join(metric.labels), metric.help))
-    return table(("metric", "type", "labels", "meaning"), rows)
+        labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+        kind = " (histogram)" if metric.kind == "histogram" else ""
+        rows.append((code(metric.name + "_total" * (metric.kind == "counter") + labels) + kind, metric.help))
+    return listing(rows)
 
 
 def _partition() -> str:
@@ -393,8 +390,7 @@ def _flavor() -> str:
 
 def _twins() -> str:
     known = {**inventory_fields.SETTINGS, **inventory_fields.NODE, **inventory_fields.FLAVOR}
-    pairs = [f"{code(unit)} ({code(key)})" for unit, key in words.TWINS.items() if unit in known]
-    return ", ".join(pairs) + "."
+    return ", ".join(code(unit) for unit in words.TWINS if unit in known) + "."
 
 
 # -- policies
@@ -406,15 +402,18 @@ def policy_files() -> list[Path]:
 
 
 def _policies() -> str:
-    rows = []
+    rows, default = [], PolicySpec(name="default")
     for path in policy_files():
-        keys = yaml.safe_load(path.read_text("utf-8"))
+        spec, keys = load_policy(path), yaml.safe_load(path.read_text("utf-8"))
         del keys["description"]
-        if load_policy(path).resize == Resizing():
-            keys.pop("resize", None)  # the defaults, which the guide has
+        usual = {key for key in ("order", "place", "backfill") if keys.get(key) == getattr(default, key)}
+        usual |= {"resize"} if spec.resize == default.resize else set()  # the guide has it
+        usual |= {"budget"} if spec.budget_s == default.budget_s else set()
+        usual |= {"fallback"} if keys.get("fallback") == default_fallback(spec.traits) else set()
+        keys = {key: value for key, value in keys.items() if key not in usual}
         flow = yaml.safe_dump(keys, default_flow_style=True, sort_keys=False, width=1e9).strip()
-        rows.append((code(path.stem), code(flow)))
-    return table(("policy", "keys"), rows)
+        rows.append((code(path.stem), code(flow[1:-1]) or "the defaults"))
+    return listing(rows)
 
 
 # -- states and reasons
@@ -445,19 +444,12 @@ def _xids() -> str:
 
 
 def _reasons() -> str:
-    return table(("reason", "meaning"), [(code(r), words.REASONS[r][0]) for r in ReasonCode])
-
-
-def _reasons_help() -> str:
-    rows: dict[str, list[str]] = {}  # what to do -> reasons
-    for reason in ReasonCode:
-        rows.setdefault(words.REASONS[reason][1], []).append(code(reason))
-    return table(("reason", "what to do"), [(", ".join(reasons), advice) for advice, reasons in rows.items()])
+    return listing((code(r), words.REASONS[r]) for r in ReasonCode)
 
 
 def _exit_codes() -> str:
-    rows = [(code(s), "the job's own" if s is JobState.FAILED else str(EXIT_CODES[s])) for s in JobState if s in ENDED]
-    return table(("the job ended", "exit code"), rows)
+    codes = {s: "the job's own" if s is JobState.FAILED else str(EXIT_CODES[s]) for s in JobState if s in ENDED}
+    return listing((", ".join(code(s) for s in codes if codes[s] == of), of) for of in dict.fromkeys(codes.values()))
 
 
 def _limits() -> str:
@@ -488,33 +480,31 @@ def _switch() -> str:
 
 
 _JSON_WORDS = words.JSON | replays.JSON
+_NESTED = {inner for keys in _JSON_WORDS.values() for inner in re.findall(r"{([a-z-]+)}", " ".join(keys.values()))}
 
 
 def _json(name: str) -> Callable[[], str]:
     return lambda: _json_table(name)
 
 
-def _json_table(name: str) -> str:
+def _json_table(name: str, indent: str = "") -> str:
+    """Return the keys of an object as a list; a meaning that ends in ``{name}`` has that object's keys below it."""
     described = _JSON_WORDS[name]
     keys = json_keys()[name]
     assert list(keys) == list(described) or set(keys) == set(described), (name, set(keys) ^ set(described))
-    plain = [_nullable(k, described[k]) for k in keys if not _meaning(described[k])]
-    rows = [
-        (", ".join(_nullable(k, described[k]) for k in keys if _meaning(described[k]) == meaning), meaning)
-        for meaning in dict.fromkeys(_meaning(described[k]) for k in keys)
-        if meaning
-    ]
-    listed = f"Plain keys: {', '.join(plain)}.\n\n" if plain else ""
-    return listed + (listing(rows) if rows else "")
+    meanings = {key: described[key].removeprefix("?") for key in keys}
+    lines = []
+    for meaning in sorted(dict.fromkeys(meanings.values()), key=bool):  # keys without one first
+        named = ", ".join(_nullable(k, described[k]) for k in keys if meanings[k] == meaning)
+        text, _, inner = meaning.rstrip("}").partition("{")
+        lines.append(f"{indent}- {named}{':' if meaning else ''} {text}".rstrip())
+        lines += [_json_table(inner, indent + "    ")] if inner else []
+    return "\n".join(lines)
 
 
 def _nullable(key: str, described: str) -> str:
     """Return the key as code, marked where it may be null."""
     return code(key) + ("?" if described.startswith("?") else "")
-
-
-def _meaning(described: str) -> str:
-    return described.removeprefix("?")
 
 
 def json_keys() -> dict[str, list[str]]:
@@ -625,7 +615,7 @@ def sample_job() -> JobRecord:
     )  # fmt: skip
 
 
-def job_variables() -> dict[str, str]:
+def job_variables(*, slurm_env: bool = True) -> dict[str, str]:
     """Return the environment of rank 1 of `sample_job`."""
     nodes = tuple(
         Node(name=f"dgx{n}", partition="A100", address=f"dgx{n}", gpus=8, cores=256, memory_mib=1 << 20,
@@ -633,6 +623,7 @@ def job_variables() -> dict[str, str]:
     )  # fmt: skip
     inventory = Inventory(path="", partitions=(Partition(name="A100", nodes=nodes, flavors=()),))
     job = sample_job()
+    job = msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, slurm_env=slurm_env))
     assert job.allocation is not None
     given = environment(job, job.allocation.parts[1], inventory)
     return given | {
@@ -648,19 +639,18 @@ def job_variables() -> dict[str, str]:
     }
 
 
-def _variables() -> str:
-    given = job_variables()
-    names: dict[tuple[str, str], list[str]] = {}
-    for name, value in sorted(given.items()):
-        alias = re.fullmatch(r"As (\w+)\.", words.JOB_VARIABLES[name])
-        assert not alias or given[alias[1]] == value, name
-        names.setdefault((value, words.JOB_VARIABLES[alias[1] if alias else name]), []).append(code(name))
-    rows = [(", ".join(same), code(value), meaning) for (value, meaning), same in names.items()]
-    return table(("variable", "example", "meaning"), rows)
+def _variables(*, of_slurm: bool) -> str:
+    """Return what jobs get, with examples: every job, or besides those with a script or ``--slurm-env``."""
+    always = [name for name in job_variables(slurm_env=False) if name != "SLURM_MEM_PER_CPU"]
+    given = {name: value for name, value in sorted(job_variables().items()) if (name not in always) == of_slurm}
+    rows: dict[str, list[str]] = {}  # meaning -> variables
+    for name, value in given.items():
+        rows.setdefault(words.JOB_VARIABLES[name], []).append(code(f"{name}={value}"))
+    return listing((", ".join(rows[meaning]), meaning) for meaning in sorted(rows, key=bool))
 
 
 def _read_variables() -> str:
-    return table(("variable", "meaning"), [(code(k), v) for k, v in words.READ_VARIABLES.items()])
+    return listing((code(k), v) for k, v in words.READ_VARIABLES.items())
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -670,7 +660,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "logs": _logs,
     "backup": _backup,
     "events": _events,
-    "event-fields": _event_fields,
     "event-kinds": _event_kinds,
     "metrics": _metrics,
     "partition": _partition,
@@ -696,12 +685,12 @@ PARTS: dict[str, Callable[[], str]] = {
     "conditions": _conditions,
     "xids": _xids,
     "reasons": _reasons,
-    "reasons-help": _reasons_help,
     "exit-codes": _exit_codes,
-    "job-variables": _variables,
+    "job-variables": lambda: _variables(of_slurm=False),
+    "slurm-variables": lambda: _variables(of_slurm=True),
     "read-variables": _read_variables,
     "python-api": lambda: python_api.reference(_options(commands()["submit"])),
-    **{f"json-{name}": _json(name) for name in _JSON_WORDS},
+    **{f"json-{name}": _json(name) for name in _JSON_WORDS if name not in _NESTED},
 }
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def _class(cls: type) -> str:
         f"## {cls.__name__}\n",
         _code(f"{cls.__name__}{_signature(cls.__init__, skip_first=True)}"),
         _text(_doc(cls)),
-        "Methods and properties:\n",
+        "Members:\n",
     ]
     for name, member in vars(cls).items():
         if name.startswith("_") and name != "__await__":
@@ -72,7 +72,9 @@ def _options(submit: dict[str, str]) -> Iterator[str]:
     section = _doc(api.Options).partition("Attributes:\n")[2]
     meanings = dict(re.findall(r"^    (\w+): (.+(?:\n        .+)*)", section, re.MULTILINE))
     there = {
-        name.replace("-", "_"): text for names, text in submit.items() for name in re.findall(r"--([a-z-]+)", names)
+        name.replace("-", "_"): text
+        for names, text in submit.items()
+        for name in re.findall(r"--(?:\[no-\])?([a-z-]+)", names)
     }
     same: dict[str, list[str]] = {}
     for name, kind in api.Options.__annotations__.items():
@@ -102,9 +104,10 @@ def _doc(what: Any) -> str:
 
 def _entry(shown: list[str], doc: str) -> list[str]:
     """Return a member as an item of a list, what it takes and raises as items below it."""
-    first, *rest = [line for line in _text(doc).split("\n") if line]
+    first, *rest = [line for line in _text(doc).removeprefix("Return ").split("\n") if line]
+    first = first[0].upper() + first[1:]
     called = " or ".join(f"`{form}`" for form in shown)
-    return [f"- {called}: {first}", *(f"  {line}" if line.startswith("- ") else f"\n  {line}" for line in rest)]
+    return [f"- {called}: {first}", *(f"    {line}" if line.startswith("- ") else f"\n    {line}" for line in rest)]
 
 
 def _code(text: str) -> str:
@@ -123,7 +126,11 @@ def _text(doc: str) -> str:
         if title in ("Args", "Raises", "Attributes"):
             entries = re.findall(r"^    ([\w.*, ]+): (.+(?:\n        .+)*)", rest, re.MULTILINE)
             named = [("options" if name == "asked" else name, text) for name, text in entries]
-            lines += [f"- {'raises ' * (title == 'Raises')}`{name}`: {_flat(text)}" for name, text in named] + [""]
+            if title == "Raises":
+                raised = (f"`{name}` ({text[0].lower()}{_flat(text)[1:].rstrip('.')})" for name, text in named)
+                lines += [f"- raises {', '.join(raised)}", ""]
+            else:
+                lines += [*(f"- `{name}`: {_flat(text)}" for name, text in named), ""]
         else:
             lines += [_flat(block), ""]
     return "\n".join(lines)

@@ -83,13 +83,15 @@ def test_every_command_with_json_is_in_the_json_reference() -> None:
 
 def test_every_policy_is_in_the_guide() -> None:
     guide = (generate.DOCS / "guides/policies.md").read_text("utf-8")
-    missing = [p.stem for p in generate.policy_files() if f"| `{p.stem}` |" not in guide]
+    missing = [p.stem for p in generate.policy_files() if f"\n- `{p.stem}`: " not in guide]
     assert not missing
 
 
 @pytest.mark.parametrize("word", [*JobState, *NodeState, *GpuState, *ReasonCode])
 def test_every_state_and_reason_is_explained(word: str) -> None:
-    assert f"| `{word}` |" in (generate.DOCS / "concepts/states.md").read_text("utf-8")
+    assert re.search(
+        rf"^(\| `{word}` \||- `{word}`:) ", (generate.DOCS / "concepts/states.md").read_text("utf-8"), re.M
+    )
 
 
 def test_every_variable_that_is_read_is_documented() -> None:
@@ -98,7 +100,7 @@ def test_every_variable_that_is_read_is_documented() -> None:
     read |= set(re.findall(r"""_xdg\(["'](XDG_[A-Z_]+)""", code))
     assert read
     page = (generate.DOCS / "reference/environment.md").read_text("utf-8")
-    assert not [name for name in read if f"| `{name}` |" not in page]
+    assert not [name for name in read if not re.search(rf"^- (`[^`]+`, )*`{name}[`=]", page, re.M)]
 
 
 # -- links
@@ -140,8 +142,7 @@ def test_pages_name_nothing_of_a_developers_machine(page: Path) -> None:
 
 def test_each_promise_of_reliability_is_shown_by_tests_that_exist() -> None:
     page = (generate.DOCS / "reliability.md").read_text("utf-8")
-    rows = page.partition("| --- | --- | --- |\n")[2].partition("\n\n")[0].splitlines()
-    shown = {row: re.findall(r"`(tests/[^`]+)`", row.split(" | ")[-1]) for row in rows}
+    shown = {row: re.findall(r"`(tests/[^`]+)`", row) for row in page.splitlines() if row.startswith("- ")}
     assert shown
     assert [row for row, tests in shown.items() if not tests or not all((ROOT / t).is_file() for t in tests)] == []
 

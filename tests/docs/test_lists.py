@@ -16,11 +16,11 @@ _LITERALS = {"place": Place, "backfill": Backfill, "sizes": Sizing}
 VALUES = {"order": ORDERS, "agent": tuple(AGENTS)} | {key: get_args(values) for key, values in _LITERALS.items()}
 
 
-def rows(path: str) -> dict[str, list[str]]:
-    """Key -> the cells beside it, of the tables before anything that is generated."""
-    text = (DOCS / path).read_text().partition("<!-- generated")[0]
-    lines = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `"))
-    return {cells[0].strip("`"): cells[1:] for cells in lines}
+def rows(path: str) -> dict[str, tuple[str, str]]:
+    """Return key -> values, default, of the lists before anything that is generated: "- `order: fifo`: `fifo`, ..."."""
+    text = (DOCS / path).read_text().partition("<!--")[0]
+    found = re.findall(r"^- `(\w+)(?:: ([^`]+))?`: (.*(?:\n  .*)*)", text, re.MULTILINE)
+    return {key: (values, default) for key, default, values in found}
 
 
 @pytest.mark.parametrize("key", VALUES)
@@ -37,10 +37,10 @@ def test_the_reference_has_every_key_of_a_policys_file() -> None:
 def test_the_reference_has_the_defaults() -> None:
     usual, table = PolicySpec(name="p"), rows("reference/policies.md")
     for key in ("order", "place", "backfill", "sizes"):
-        assert table[key][1].strip(" |").strip("`") == getattr(usual, key)
+        assert table[key][1] == getattr(usual, key)
 
 
 def test_the_guide_has_every_agent() -> None:
     """Their keys stand in the reference alone."""
     text = (DOCS / "guides" / "trained-policies.md").read_text()
-    assert [name for name in AGENTS if f"\n| `{name}`" not in text] == []
+    assert [name for name in AGENTS if f"\n- `{name}`" not in text] == []

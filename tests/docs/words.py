@@ -13,47 +13,37 @@ MEMORY = "memory"
 BOOL = "bool"
 
 # Keys that say the same in a fixed unit, for programs that write the file.
-TWINS = {
-    "tick_s": "tick",
-    "probe_timeout_s": "probe_timeout",
-    "down_after_s": "down_after",
-    "node_fail_after_s": "node_fail_after",
-    "grace_s": "grace",
-    "session_keep_s": "session_keep",
-    "connect_timeout_s": "connect_timeout",
-    "fairshare_half_life_s": "fairshare_half_life",
-    "keep_reports_s": "keep_reports",
-    "power_price_per_kwh": "power_price",
-    "memory_mib": "memory",
-    "rated_power_w": "rated_power",
-    "uplink_gbps": "uplink",
-}
+TWINS = (
+    "tick_s", "probe_timeout_s", "down_after_s", "node_fail_after_s", "grace_s", "session_keep_s",
+    "connect_timeout_s", "fairshare_half_life_s", "keep_reports_s", "power_price_per_kwh", "memory_mib",
+    "rated_power_w", "uplink_gbps",
+)  # fmt: skip
 
 SETTINGS = {
     "tick": (DURATION, "Pause between the controller's cycles; news ends it early."),
-    "probe_timeout": (DURATION, "Within which a node must answer a probe."),
+    "probe_timeout": (DURATION, "Time limit of a probe."),
     "connect_timeout": (DURATION, "For TCP and for the SSH handshake, each."),
     "down_after": (DURATION, "Silence after which a node is DOWN: no new jobs."),
     "node_fail_after": (
         DURATION,
         "Silence after which its jobs are requeued.",
     ),
-    "launch_timeout": (DURATION, "Within which a job's containers must be ready, pulls included; else it is retried."),
+    "launch_timeout": (DURATION, "Time limit for starting a job's containers, pulls included; then it is retried."),
     "max_retries": ("number", "Maximum restarts of a job after NODE_FAIL."),
     "grace": (DURATION, "Between a job's first signal and the kill."),
     "session_keep": (DURATION, "How long a detached job of `gpusched run` continues."),
-    "admins": ("list of users", "May act on all jobs and nodes, like root."),
+    "admins": ("list of users", "Act on all jobs and nodes, like root."),
     "shared": (
         BOOL,
         "Other users of the login node may submit. Always true with the state folder `/var/lib/gpusched`.",
     ),
     "root_jobs": (
         BOOL,
-        "In a shared installation root may submit jobs, which run as root on the nodes.",
+        "In a shared installation: root may submit jobs, which run as root.",
     ),
     "allowed_mounts": (
         "list of absolute paths",
-        "Node folders that jobs may mount, links resolved; default: none. Admins may mount any.",
+        "Node folders that jobs may mount, links resolved; admins may mount any. Default: none.",
     ),
     "capabilities": (
         "list: `IPC_LOCK`, `NET_RAW`; see capabilities(7)",
@@ -71,20 +61,20 @@ SETTINGS = {
     ),
     "job_dirs": (
         "absolute path",
-        "Folder on a disk shared by all nodes, with a folder per job (GPUSCHED_JOB_DIR), which gpusched never "
-        "removes. Default: on each node, until the job ends.",
+        "Folder shared by all nodes, for a folder per job (GPUSCHED_JOB_DIR), which gpusched never removes. Default: "
+        "on each node, until the job ends.",
     ),
     "network": ("network mode of the container engine", "For single-node jobs. Gangs always use the host's."),
     "known_hosts": ("path", "Instead of the usual known_hosts files."),
     "ssh_config": ("path", "Instead of `~/.ssh/config` and `/etc/ssh/ssh_config`."),
     "fairshare_half_life": (DURATION, "Age at which GPU hours count half."),
     "keep_reports": (DURATION, "Age at which nightly reports are removed."),
-    "power_price": ("`0.30` or `0.30 EUR/kWh`", "For the costs in `gpusched power`; without it they are `-`."),
+    "power_price": ("`0.30` or `0.30 EUR/kWh`", "For the costs in `gpusched power`."),
     "currency": ("text", "If the price names none."),
-    "idle": ("mapping or `none`", "For idle GPUs, [below](#idle). Default: nothing."),
+    "idle": ("mapping or `none`", "[Below](#idle)."),
     "logs": ("mapping", "Output kept in the state folder, [below](#settingslogs)."),
-    "events": ("mapping", "The receivers of each event as JSON, [below](#settingsevents)."),
-    "backup": ("mapping", "Backups of the state folder, [below](#settingsbackup)."),
+    "events": ("mapping", "[Below](#settingsevents)."),
+    "backup": ("mapping", "[Backups](../guides/operating.md#backup), [below](#settingsbackup)."),
     "retrain_days": ("number", "Days of jobs for `--auto-retrain`."),
     "auto_promote": (
         BOOL,
@@ -97,24 +87,24 @@ EVENTS = {
 }
 
 BACKUP = {
-    "to": ("absolute path", "Their folder. Without it none are made."),
-    "every": (DURATION, "Between two backups."),
-    "keep": ("number", "How many of the latest are kept."),
-    "keep_days": ("number", "For so many days, one backup a day."),
+    "to": ("absolute path", "Folder of the backups; without it none are made."),
+    "every": (DURATION, "Interval."),
+    "keep": ("number", "Number of latest backups kept."),
+    "keep_days": ("number", "Days for which one backup a day is kept."),
 }
 LOGS = {
     "max_per_job": (MEMORY, "Per rank."),
     "max_total": (MEMORY, "Beyond it the oldest are removed."),
 }
 IDLE = {
-    "after": (DURATION, "Required. All GPUs of a job are idle for so long, without interruption."),
-    "below": ("`5%`", "Utilization below which a GPU is idle."),
+    "after": (DURATION, "Required. All GPUs of a job are idle for so long."),
+    "below": ("percent", "Utilization below which a GPU is idle."),
     "then": ("`warn`, `signal`, `requeue` or `cancel`", "The action."),
     "warn_before": (DURATION, "Time of the warning before the action. Default: `15m`, at most half of `after`."),
     "exempt": ("mapping with `users`, `groups`, `names`, `partitions`", "Jobs without a rule. `names`: `jupyter-*`."),
     "sessions": (
         "mapping with `after`, `below`, `then`, `warn_before`",
-        "Of jobs of `gpusched run`, over the keys beside it. They are cancelled where others are requeued.",
+        "Overrides for `gpusched run`. Sessions are cancelled where others are requeued.",
     ),
 }
 PARTITION = {
@@ -131,7 +121,7 @@ PARTITION = {
         BOOL,
         "Default of `--preemptible`.",
     ),
-    "idle": ("mapping or `none`", "Over those of the settings, [below](#idle)."),
+    "idle": ("mapping or `none`", "Over the settings', [below](#idle)."),
     "placement": ("mapping", "[Below](#placement)."),
     "resizable": ("mapping", "[Below](#resizable)."),
     "slurm_env": (
@@ -142,8 +132,8 @@ PARTITION = {
     "max_time": (LIMIT, "The longest time limit. Default: the longest flavor's."),
 }
 PLACEMENT = {
-    "max_spread": ("`rack` or `any`", "Default of `--max-spread`. It never splits jobs over more nodes."),
-    "wait": (DURATION, "Default of `--placement-wait`; without it the policy's `placement_wait`."),
+    "max_spread": ("`rack` or `any`", "Default of `--max-spread`."),
+    "wait": (DURATION, "Default of `--placement-wait`."),
 }
 RESIZABLE = {
     "min": ("number of GPUs", "Smaller jobs are refused."),
@@ -152,8 +142,7 @@ RESIZABLE = {
     "batch": ("`fixed` or `scale`", "Default of `--batch`."),
     "default": (
         BOOL,
-        "Jobs with `--gpus` are resizable unless they say `--no-resizable`. Not those with `--flavor`, `--nodes` "
-        "or `--gpus-per-node`.",
+        "Jobs with `--gpus` and without `--flavor`, `--nodes`, `--gpus-per-node` or `--no-resizable` are resizable.",
     ),
 }
 NODE = {
@@ -162,12 +151,12 @@ NODE = {
     "fabric_address": ("host name or IP address", "In MASTER_ADDR and the hostfile. Default: the address."),
     "transport": (
         "`ssh`, `local` or `none`",
-        "`local`: the machine that gpusched runs on. `none`, only under `engine: slurm`: never probed.",
+        "`local`: this machine. `none`, only under `engine: slurm`: never probed.",
     ),
     "user": ("user name", "Login user. Default: as in `~/.ssh/config`, else the controller's user."),
     "become": (
         "`sudo`",
-        "Run commands by `sudo -n`, where root cannot log in.",
+        "Run commands by `sudo -n`.",
     ),
     "port": ("1 to 65535", "Default: as in `~/.ssh/config`, else 22."),
     "key": ("path", "Private key, tried first."),
@@ -191,7 +180,7 @@ NODE = {
     ),
     "health": (
         "mapping: condition -> `warn`, `no-new-jobs`, `drain` or `requeue`",
-        "What follows from [conditions](../guides/health.md) of its GPUs. Joined with those of `defaults`.",
+        "Actions on [conditions](../guides/health.md) of its GPUs. Joined with those of `defaults`.",
     ),
     "kernel_log": (
         "absolute path",
@@ -204,26 +193,25 @@ NODE = {
     ),
     "mig": (
         "`fixed`, `on-demand` or mapping",
-        "`fixed`: GPUs in MIG mode stay as they are cut. `on-demand`: gpusched cuts GPUs, [below](#mig). Default: "
-        "`fixed`.",
+        "`fixed`: GPUs in MIG mode stay as they are cut. `on-demand`: gpusched cuts them. Mapping: [below](#mig). "
+        "Default: `fixed`.",
     ),
 }
 HEALTH_CHECK = {
     "name": ("name", "Required."),
     "command": ("text", "Required. For `sh`, as the login account."),
-    "every": (DURATION, "Interval, of starts. Required without `before_job`."),
+    "every": (DURATION, "Between starts. Required without `before_job`."),
     "timeout": (DURATION, "After which it is killed, and hangs."),
     "before_job": (BOOL, "It must pass before a job starts."),
     "then": (
         "`warn`, `no-new-jobs` or `drain`",
-        "`no-new-jobs` until it passes, `drain` until "
-        "`gpusched resume`. `warn` is not for `before_job`.",
+        "`no-new-jobs` until it passes, `drain` until `gpusched resume`. `warn` is not for `before_job`.",
     ),
 }
 SHARING = {
     "mode": (
         "`mps`, `time-slicing` or `none`",
-        "Required. `mps`: by CUDA's Multi-Process Service, for jobs of one user. `time-slicing`: by the driver. "
+        "Required. `mps`: CUDA's Multi-Process Service, for jobs of one user. `time-slicing`: by the driver. "
         "`none`: to override `defaults`.",
     ),
     "slowdown": ("0 to 100", "Maximum predicted slowdown of either job."),
@@ -247,7 +235,7 @@ LIMITS = {
     "queued": ("number or `none`", "Pending jobs; each array task counts. More are refused."),
     "gpu_hours": (
         "number or `none`",
-        "In any seven days; running jobs count by their time limit.",
+        "In seven days; running jobs count by their time limit.",
     ),
     "time": ("time limit or `none`", "Longer jobs are refused."),
 }
@@ -256,7 +244,7 @@ GROUP = {
         "list of users, or a mapping from users to shares",
         "A job is charged to `--group`, else to its user's first group.",
     ),
-    "parent": ("name", "Is charged for its subgroups' jobs, too."),
+    "parent": ("name", "Also charged for its subgroups' jobs."),
     "limits": ("mapping of limits", "With its subgroups."),
     "shares": ("number", "Shares among the parent's groups, for `order: fairshare`."),
 }
@@ -279,9 +267,9 @@ SWITCH = {
     ),
     "uplink": (
         "bit rate: `100G`, `4x100G`, `1.6T`, `400Gb/s`",
-        "All uplinks, one direction. Default: never a bottleneck.",
+        "All uplinks, one direction. Default: unlimited.",
     ),
-    "parent": ("name", "The switch above. A parent without its own entry is at the top."),
+    "parent": ("name", "The switch above; without an entry it is at the top."),
 }
 
 NOTICES = {
@@ -294,11 +282,11 @@ RECEIVER = {
     "webhook": ("URL", "Receives each notice as JSON by POST."),
     "command": (
         "list of words",
-        "Receives it as JSON on stdin, for at most 30 s.",
+        "Receives it on stdin, for at most 30 s.",
     ),
-    "notifier": ("name", "A component of another package sends it ([extending](../guides/extending.md))."),
-    "options": ("mapping of texts", "Options of the notifier. Only with `notifier`."),
-    "on": ("list", "Of `begin`, `end`, `fail`, `requeue`, `limit`, `node`, `idle`, `all`."),
+    "notifier": ("name", "[Component](../guides/extending.md) that sends it."),
+    "options": ("mapping of texts", "Options of the notifier."),
+    "on": ("list", "Any of `begin`, `end`, `fail`, `requeue`, `limit`, `node`, `idle`, `all`."),
     "users": ("list of users", "Only their jobs. Default: all jobs, and nodes."),
 }
 
@@ -340,104 +328,72 @@ GPU_STATES = {
     GpuState.UNKNOWN: "The node has not been probed, or neither NVML nor nvidia-smi answers there.",
 }
 REASONS = {
-    ReasonCode.JOB_HELD_ADMIN: ("Held by an admin.", "Ask an admin for `gpusched release JOB`."),
-    ReasonCode.JOB_HELD_USER: ("Held by its user.", "`gpusched release JOB`."),
+    ReasonCode.JOB_HELD_ADMIN: "Held by an admin: ask one for `gpusched release JOB`.",
+    ReasonCode.JOB_HELD_USER: "Held by its user, until `gpusched release JOB`.",
     ReasonCode.PARTITION_UNKNOWN: (
-        "Its partition was removed from the inventory.",
-        "Cancel it and submit it to another partition, or put the partition back.",
+        "Its partition was removed from the inventory: submit it to another one, or put the partition back."
     ),
     ReasonCode.BAD_CONSTRAINTS: (
-        "It would not fit even on the empty partition.",
-        "The inventory has changed since it was queued: request less, or more or other nodes (`-N`, `--nodelist`).",
+        "It would not fit even on the empty partition, since the inventory has changed: request less, or more or "
+        "other nodes (`-N`, `--nodelist`)."
     ),
     ReasonCode.NOT_ELIGIBLE: (
-        "Slurm does not let it start; the message has Slurm's reason.",
-        "`scontrol show job JOB` says more.",
+        "Slurm does not let it start; the message has Slurm's reason, `scontrol show job JOB` more."
     ),
     ReasonCode.DEPENDENCY_NEVER_SATISFIED: (
-        "A job it depends on does not exist, or ended otherwise.",
-        "`gpusched cancel JOB`, or `gpusched requeue` the other one. The job stays in the queue until then.",
+        "A job it depends on does not exist, or ended otherwise: `gpusched cancel JOB`, or `gpusched requeue` the "
+        "other one. The job stays in the queue until then."
     ),
-    ReasonCode.DEPENDENCY: ("It depends on another job.", "Wait; see `gpusched why` of the other job."),
-    ReasonCode.BEGIN_TIME: (
-        "Not before a time: `--begin`, or the delay before a retry.",
-        "Wait; `gpusched show JOB` has the time under `not before`.",
-    ),
+    ReasonCode.DEPENDENCY: "It depends on another job: see `gpusched why` of that one.",
+    ReasonCode.BEGIN_TIME: "Not before a time (`--begin`, or the delay before a retry), which `gpusched show JOB` has.",
     ReasonCode.RESERVATION: (
-        "Its reservation has not begun, ends too soon, is not for its user, or no longer exists.",
-        "Wait; if it can never run in it, cancel and submit it again. `gpusched reservations` lists them.",
+        "Its reservation has not begun, ends too soon, is not for its user, or no longer exists: see `gpusched "
+        "reservations`. If it can never run there, cancel it and submit it again."
     ),
-    ReasonCode.ARRAY_TASK_LIMIT: (
-        "Its array has reached the `%N` limit on running tasks.",
-        "Wait for a task to end.",
-    ),
+    ReasonCode.ARRAY_TASK_LIMIT: "Its array has reached the `%N` limit on running tasks.",
     ReasonCode.ASSOC_GRP_GRES: (
-        "Its user or a charged group has reached its GPU limit.",
-        "Wait; the message names the limit and until when. `gpusched quota` shows all of yours.",
+        "Its user or a charged group has reached its GPU limit. The message names the limit and until when; "
+        "`gpusched quota` shows all of yours."
     ),
-    ReasonCode.ASSOC_MAX_JOBS: ("Its user has reached the limit on running jobs.", "Wait for one to end."),
-    ReasonCode.ASSOC_GRP_JOBS: (
-        "A group that is charged has reached its limit on running jobs.",
-        "Wait for one to end.",
-    ),
+    ReasonCode.ASSOC_MAX_JOBS: "Its user has reached the limit on running jobs.",
+    ReasonCode.ASSOC_GRP_JOBS: "A group that is charged has reached its limit on running jobs.",
     ReasonCode.ASSOC_GRP_GRES_MINUTES: (
-        "Its user or group has reached its limit on GPU hours in seven days.",
-        "Wait, or request a shorter time limit, which is charged less.",
+        "Its user or group has reached its limit on GPU hours in seven days. A shorter time limit is charged less."
     ),
-    ReasonCode.QOS_GRP_GRES: ("Its class has reached its GPU limit.", "Wait, or use another `--qos`."),
-    ReasonCode.QOS_GRP_JOBS: (
-        "Its class has reached its job limit.",
-        "Wait, or use another `--qos`.",
-    ),
-    ReasonCode.QOS_GRP_GRES_MINUTES: (
-        "Its class has reached its limit on GPU hours.",
-        "Wait, or use another `--qos`.",
-    ),
-    ReasonCode.QOS_MAX_GRES_PER_USER: (
-        "Its user has reached the GPU limit of the class.",
-        "Wait, or use another `--qos`.",
-    ),
-    ReasonCode.QOS_MAX_JOBS_PER_USER: (
-        "Its user has reached the job limit of the class.",
-        "Wait, or use another `--qos`.",
-    ),
+    ReasonCode.QOS_GRP_GRES: "Its class has reached its GPU limit: wait, or use another `--qos`, here and below.",
+    ReasonCode.QOS_GRP_JOBS: "Its class has reached its job limit.",
+    ReasonCode.QOS_GRP_GRES_MINUTES: "Its class has reached its limit on GPU hours.",
+    ReasonCode.QOS_MAX_GRES_PER_USER: "Its user has reached the GPU limit of the class.",
+    ReasonCode.QOS_MAX_JOBS_PER_USER: "Its user has reached the job limit of the class.",
     ReasonCode.QOS_MAX_GRES_MINUTES_PER_USER: (
-        "Its user has reached the limit on GPU hours of the class (not a Slurm reason).",
-        "Wait, or use another `--qos`.",
+        "Its user has reached the limit on GPU hours of the class (not a Slurm reason)."
     ),
     ReasonCode.REQ_NODE_NOT_AVAIL: (
-        "It would fit if resources that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back; or nodes are reserved and "
-        "it could not end before that: `Reserved for maintenance`, `May be reserved for other job`.",
-        "See `gpusched nodes`. Repair the node, `gpusched resume` it, or end the foreign process. For reserved "
-        "nodes: a shorter limit, as `gpusched why` suggests.",
+        "It would fit if resources that are DOWN, DRAINED, LOST, BUSY or UNUSABLE came back: see `gpusched nodes`; "
+        "repair and `gpusched resume` the node, or end the foreign process. Or nodes are reserved and it could not "
+        "end before that (`Reserved for maintenance`, `May be reserved for other job`): request a shorter limit, as "
+        "`gpusched why` suggests."
     ),
-    ReasonCode.RESOURCES: (
-        "Waits for resources that running jobs hold.",
-        "Wait (the message has the latest time, if known), or request less.",
-    ),
-    ReasonCode.PRIORITY: ("Other jobs are ahead of it in the queue.", "Wait. An admin can raise its priority."),
+    ReasonCode.RESOURCES: "Waits for resources that running jobs hold. The message has the latest time, if known.",
+    ReasonCode.PRIORITY: "Other jobs are ahead of it in the queue. An admin can raise its priority.",
     ReasonCode.BACKFILL: (
-        "Fits now, but would delay the head of the queue.",
-        "Request a shorter time limit, as `gpusched why` suggests.",
+        "Fits now, but would delay the head of the queue: request a shorter time limit, as `gpusched why` suggests."
     ),
-    ReasonCode.POLICY: (
-        "Fits now, but the policy did not choose it in this cycle.",
-        "Wait for the next cycle.",
-    ),
+    ReasonCode.POLICY: "Fits now, but the policy did not choose it in this cycle.",
     ReasonCode.REJECTED: (
-        "The check of the plan rejected it.",
-        "Report it as a bug of the policy. The event `plan_rejected` has the details.",
+        "The check of the plan rejected it: report it as a bug of the policy. The event `plan_rejected` has the "
+        "details."
     ),
 }
 
 # A leading "?" marks a key that may be null; a meaning that is empty otherwise needs no explanation.
 _JOB = {
-    "id": "`ID_INDEX` for an array task, `ID_[3-9]` for several tasks in one entry.",
+    "id": "`ID_INDEX` of an array task, `ID_[3-9]` of several in one entry.",
     "name": "",
     "user": "",
     "partition": "",
     "flavor": "?",
-    "state": "See [states](../concepts/states.md).",
+    "state": "",
     "reason": "?Why it is in this state: a word; a sentence.",
     "message": "?Why it is in this state: a word; a sentence.",
     "nodes": "By rank.",
@@ -452,42 +408,41 @@ _JOB = {
     "energy_j": "?Measured, of its GPUs.",
     "array_id": "?",
     "array_index": "?",
-    "array_tasks": "?Of an entry for several array tasks: indices, `3-9,12`; number.",
-    "array_count": "?Of an entry for several array tasks: indices, `3-9,12`; number.",
+    "array_tasks": "?Of several array tasks in one entry: indices, `3-9,12`; number.",
+    "array_count": "?Of several array tasks in one entry: indices, `3-9,12`; number.",
     "attempt": "",
     "retries": "",
     "preemptions": "",
     "priority": "",
     "held_by": "?`user` or `admin`.",
-    "policy": "?Of the policy that decided its start.",
-    "policy_version": "Of the policy that decided its start.",
+    "policy": "?Those that decided its start.",
+    "policy_version": "Those that decided its start.",
     "resizes": (
-        "?Of a resizable job: `count`, `why` (the last), `cost_s` (mean duration), `lost_s` (work lost), `unusable` "
-        "sizes, `frozen` (why it is no longer resized)."
+        "?Of a resizable job: `count`, `why` (the last), `cost_s` (mean), `lost_s` (work lost), `unusable` sizes, "
+        "`frozen` (why it is no longer resized)."
     ),
     "progress": (
         "?As reported by the job: `step`, `of`, `steps_per_s`, `samples_per_s`, `time`, `left_s` (at its recent pace), "
         "`saved_step`, `saved_time`, `error`."
     ),
     "slower": "?Estimated slowdown by placement and neighbours: 0.2 is 1.2 times the time.",
-    "fallback": "?Why the partition's fallback decides, while pending.",
-    "shared_with": "?Job that shares its GPUs.",
+    "fallback": "?While pending: why the partition's fallback decides.",
+    "shared_with": "?",
     "idle": (
-        "?Of an active job whose GPUs are all idle, under [a rule for that](../guides/idle.md): `since`, `idle_s`, "
+        "?While all GPUs of an active job are idle, under [a rule](../guides/idle.md): `since`, `idle_s`, "
         "`below`, `then`, `time` (of the action), `warned`, `acted`."
     ),
 }
 _SIZES_NOW = (
-    "?Of a pending resizable job where the policy chooses sizes: `fits` (sizes that fit now), `least` (the size it "
-    "waits for), `given` (the size the policy would start it with, or null), `shrinks` (jobs that would shrink first: "
-    "`id`, `from`, `to`), `message`."
+    "?Of a pending resizable job where the policy chooses sizes: `fits` (sizes that fit now), `least` (which it waits "
+    "for), `given` (which the policy would start it with, or null), `shrinks` (jobs that would shrink first: `id`, "
+    "`from`, `to`), `message`."
 )
-_SPREADS = "Of a pending job that may span nodes: [below](#why)."
 JSON: dict[str, dict[str, str]] = {
     "status": _JOB,
     "slurm": {
-        "state": "As Slurm reports them.",
-        "reason": "?As Slurm reports them.",
+        "state": "",
+        "reason": "?",
         "account": "",
         "qos": "",
         "partitions": "",
@@ -496,25 +451,25 @@ JSON: dict[str, dict[str, str]] = {
         "restarts": "",
         "requeue": "",
         "reservation": "?",
-        "nodelist": "Nodes requested by its user.",
-        "pinned": "Nodes and time of the start that mode decide requested.",
-        "pinned_time": "?Nodes and time of the start that mode decide requested.",
-        "gres_positions": "Node: positions of its GPUs in gres.conf, if reported.",
+        "nodelist": "As its user requested.",
+        "pinned": "Of the start that mode decide requested: nodes, time.",
+        "pinned_time": "?Of the start that mode decide requested: nodes, time.",
+        "gres_positions": "Node: its GPUs' positions in gres.conf, if reported.",
     },
     "show": {
-        "spec": "See [spec](#spec).",
+        "spec": "[Below](#spec).",
         "sizes_now": _SIZES_NOW,
-        "spreads": _SPREADS,
-        "speeds": "GPUs: steps per second reported at that size.",
+        "spreads": "As in [why](#why).",
+        "speeds": "By GPU count: reported steps per second.",
         "place_costs": (
             "Components of `slower`, racks first: `slower`, bounds `low` and `high`, `measurements`, `source` "
             "(`measured`, `formula`, `others`), `note`."
         ),
-        "allocation": "One object per rank: rank, node, gpus (NVML indices), cores, memory_mib.",
+        "allocation": "By rank: `rank`, `node`, `gpus` (NVML indices), `cores`, `memory_mib`.",
         "excluded_nodes": "",
-        "attempts": "Below.",
-        "events": "Oldest first, below.",
-        "tasks": "Of an array, as in `status`.",
+        "attempts": "{attempt}",
+        "events": "Oldest first. {event}",
+        "tasks": "Of an array, as in [status](#status).",
     },
     "attempt": {
         "attempt": "",
@@ -525,7 +480,7 @@ JSON: dict[str, dict[str, str]] = {
     },
     "event": {
         "time": "",
-        "kind": "Such as `submitted`, `starting`, `launched`, `running`, `ending`, `ended`, `requeued`.",
+        "kind": "See [events](monitoring.md#events).",
         "node": "?",
         "user": "?",
         "data": "",
@@ -543,10 +498,10 @@ JSON: dict[str, dict[str, str]] = {
         "command": "",
         "workdir": "?",
         "env": "",
-        "secret_names": "Names only; no output contains the values.",
-        "mounts": "List of source, target, read_only.",
+        "secret_names": "No output has the values.",
+        "mounts": "`source`, `target`, `read_only`.",
         "output": "?Files as given; `error` null: as `output`.",
-        "dependencies": "List of kind, job_id.",
+        "dependencies": "`kind`, `job_id`.",
         "begin_time": "?",
         "priority": "",
         "nice": "",
@@ -559,24 +514,24 @@ JSON: dict[str, dict[str, str]] = {
         "exclude": "",
         "gpu_types": "",
         "elastic": (
-            "?Of a resizable job: `sizes` (allowed GPU counts), `base_gpus`, `base_cores`, `base_memory_mib`, `cores` "
-            "and `memory_mib` (minimum and maximum; null: in proportion to the GPUs), `batch`, `cooldown_s`. The "
-            "resources above are those of its current size."
+            "?Of a resizable job: `sizes` (allowed), `base_gpus`, `base_cores`, `base_memory_mib`, `cores` and "
+            "`memory_mib` (minimum and maximum; null: in proportion to the GPUs), `batch`, `cooldown_s`. The resources "
+            "above are of its current size."
         ),
-        "max_spread": "`server`, `rack`: all its nodes in one; `any` or empty: anywhere.",
-        "max_nodes": "?Most nodes to split its GPUs over evenly; null: exactly `nodes`.",
-        "placement_wait_s": "?Longest wait for one rack; null: the policy's.",
+        "max_spread": "`server`, `rack`; `any` or empty: anywhere.",
+        "max_nodes": "?Most nodes for its GPUs; null: exactly `nodes`.",
+        "placement_wait_s": "?Null: the policy's.",
         "exclusive": "",
-        "share": "`pairs`: one other job may share its GPUs; empty: none.",
-        "gpu_memory_mib": "?With `share`: maximum per GPU.",
+        "share": "`pairs`, or empty.",
+        "gpu_memory_mib": "?With `share`: per GPU.",
         "script": "?",
-        "gpus_per_task": "`srun` defaults; GPUs 0: all of the node's.",
-        "function": "Python function; empty: `command`.",
+        "gpus_per_task": "For `srun`; GPUs 0: all of the node's.",
+        "function": "Python function, or empty.",
         "array_shape": "Number of tasks, first index, last index, step.",
         "signal_batch": "",
         "submit_dir": "",
-        "tasks_per_node": "`srun` defaults; GPUs 0: all of the node's.",
-        "memory_mib_per_cpu": "0: not requested so.",
+        "tasks_per_node": "For `srun`; GPUs 0: all of the node's.",
+        "memory_mib_per_cpu": "0: requested otherwise.",
         "slurm_env": "",
         "error": "?Files as given; `error` null: as `output`.",
         "append": "",
@@ -586,8 +541,8 @@ JSON: dict[str, dict[str, str]] = {
         "mail": "Empty: none.",
         "notify": "",
         "pty": "",
-        "profile": "Of MIG slices: its GPUs are slices of this profile, such as `1g.10gb`.",
-        "session": "?Of a session: seconds it may be detached.",
+        "profile": "Of its MIG slices, such as `1g.10gb`.",
+        "session": "?Seconds that a session may be detached.",
         "comment": "",
     },
     "why": {
@@ -598,20 +553,33 @@ JSON: dict[str, dict[str, str]] = {
         "exit_code": "?",
         "position": "?In its partition's queue, from 1.",
         "queue_length": "Eligible jobs that could run.",
-        "nodes": "One object per node of the partition: name, fits (bool), message.",
+        "nodes": "Of the partition: `name`, `fits` (bool), `message`.",
         "next_steps": "Most useful first.",
-        "expected_start": "?Below.",
-        "spreads": _SPREADS,
-        "sooner": "Below.",
+        "expected_start": (
+            "?From simulations of the current queue with sampled run times: `median`, `low` and `high` (10th and 90th "
+            "percentile; null: beyond the horizon), `by_limits` (if every job uses its whole time limit), `nodes` (the "
+            "most frequent), `nodes_share` (of runs, 0 to 1), `never`? (why it does not start), `runs` (number), "
+            "`assumptions`."
+        ),
+        "spreads": (
+            "Of a pending job that may span nodes, for one server, one rack, and anywhere: `spread` (`server`, `rack`, "
+            "`any`), `how` (options of `submit`), `start`, `low`, `high` (as above), `nodes`, `racks` (null without "
+            "racks), `cost` (null: unknown, or the closest; else as `place_costs` in [show](#show), with an 80 % "
+            "interval), `message`."
+        ),
+        "sooner": (
+            "How it would start sooner: `what` (`with 4 GPUs`, `in V100`, ...), `how` (options of `submit`, a command, "
+            "or null), `start`, `now` (it would start at once), `nodes`."
+        ),
         "warning": "?Why nothing starts at all.",
-        "fallback": "?Why the partition's fallback decides.",
-        "stopped": "?How often it was preempted, when last, and for which job.",
+        "fallback": "?As in [status](#status).",
+        "stopped": "?Its preemptions: how often, when last, for which job.",
         "sizes_now": "?As in [show](#show).",
-        "job": "The job, as in [status](#status).",
+        "job": "As in [status](#status).",
     },
     "dry-run": {
         "dry_run": "",
-        "spec": "See [spec](#spec); begin_time is in Unix seconds.",
+        "spec": "[As above](#spec); `begin_time` in Unix seconds.",
     },
     "reservations": {
         "name": "",
@@ -621,12 +589,12 @@ JSON: dict[str, dict[str, str]] = {
         "gpus": "",
         "begin": "",
         "end": "",
-        "users": "Users and groups whose jobs may run in it.",
-        "groups": "Users and groups whose jobs may run in it.",
+        "users": "Whose jobs may run in it.",
+        "groups": "Whose jobs may run in it.",
         "by": "Its creator; empty until processed.",
         "reason": "",
         "running": "",
-        "late": "Other jobs on its nodes whose limits reach past its begin.",
+        "late": "Other jobs on its nodes that may reach past its begin.",
     },
     "reserved": {
         "requested": "`reserve`, `maintenance`, `change` or `cancel`.",
@@ -639,7 +607,7 @@ JSON: dict[str, dict[str, str]] = {
     "nodes": {
         "name": "",
         "partition": "",
-        "state": "See [states](../concepts/states.md).",
+        "state": "",
         "reason": "",
         "gpus_total": "",
         "gpus_free": "0 where the node accepts no jobs.",
@@ -659,10 +627,10 @@ JSON: dict[str, dict[str, str]] = {
         "last_seen": "?Time of its last answer, and seconds since.",
         "age_s": "?Time of its last answer, and seconds since.",
         "stale": "Older than three ticks (at least 15 s).",
-        "gpus": "Below.",
+        "gpus": "{gpus}",
         "reserved": "?Present or next reservation.",
-        "slices": "MIG slices: profile -> how many a job could be given now, and how many there are.",
-        "conditions": "[Conditions](../guides/health.md), below.",
+        "slices": "MIG profile: slices a job could get now, and in all.",
+        "conditions": "[Conditions](../guides/health.md). {conditions}",
     },
     "node-check": {
         "node": "",
@@ -684,10 +652,10 @@ JSON: dict[str, dict[str, str]] = {
         "node": "",
         "gpu": "?Null: the node as a whole.",
         "attempts": "",
-        "failed": "A series of failures of a job name on the same GPUs counts once.",
+        "failed": "Failures of a job name in a row on the same GPUs count once.",
         "out_of_memory": "In no other number.",
-        "compared": "Attempts of job names that ran elsewhere, too, and those of them that failed.",
-        "failed_compared": "Attempts of job names that ran elsewhere, too, and those of them that failed.",
+        "compared": "Attempts of job names that also ran elsewhere; those that failed.",
+        "failed_compared": "Attempts of job names that also ran elsewhere; those that failed.",
         "expected": "Failures if these had failed as often as elsewhere.",
         "p_value": "Of so many failures, or more, by chance.",
         "corrected": "For the number of GPUs and nodes (Holm).",
@@ -703,13 +671,13 @@ JSON: dict[str, dict[str, str]] = {
         "detail": "",
         "advice": "",
         "job": "?",
-        "check": "?Of `check-failed`, `check-hung`, `check-slow`: the [site's own check](../guides/health-checks.md).",
+        "check": "?Of `check-failed`, `check-hung`, `check-slow`.",
     },
     "gpus": {
         "index": "",
         "uuid": "?",
         "name": "?",
-        "state": "See [states](../concepts/states.md).",
+        "state": "",
         "reason": "",
         "job": "?",
         "user": "?",
@@ -724,18 +692,18 @@ JSON: dict[str, dict[str, str]] = {
         "energy_j": "?NVML's counter since the driver was loaded.",
         "ecc_errors": "?Volatile uncorrected errors.",
         "mig_mode": "?",
-        "processes": "",
-        "slices": "Of a GPU that is cut: `label` (`3:1g.10gb@4`), `profile`, `start`, `uuid`, `state`, `reason`, "
+        "processes": "{processes}",
+        "slices": "Of a cut GPU: `label` (`3:1g.10gb@4`), `profile`, `start`, `uuid`, `state`, `reason`, "
         "`job`, `user`, `memory_total_mib`, `memory_used_mib`.",
     },
     "topology": {
         "source": "`declared`, `discovered` (LLDP, NVLink domains) or `none`.",
-        "switches": "Upper ones first, below.",
-        "nodes": "",
+        "switches": "Upper ones first. {switch}",
+        "nodes": "{wired-node}",
     },
     "switch": {
         "name": "",
-        "nodes": "Nodes directly on it, not on lower switches.",
+        "nodes": "Directly on it.",
         "uplink_gbps": "?All uplinks together, one direction.",
         "parent": "?",
     },
@@ -744,12 +712,12 @@ JSON: dict[str, dict[str, str]] = {
         "partition": "",
         "switch": "?",
         "gpus_total": "",
-        "read": "Whether the following was ever read.",
+        "read": "Whether the rest was ever read.",
         "islands": "Lists of GPUs that NVLink connects.",
-        "domains": "NVLink domains, which may span nodes: clusterUuid.cliqueId.",
+        "domains": "NVLink domains: clusterUuid.cliqueId.",
         "fabric_gbps": "?All NICs for gangs (RDMA, else the fastest).",
-        "gpus": "Per GPU index: pci_path (from the root), numa, domain; each may be null.",
-        "nics": "By port, below.",
+        "gpus": "By index: `pci_path`? (from the root), `numa`?, `domain`?.",
+        "nics": "By port. {nic}",
     },
     "nic": {
         "name": "`mlx5_0`, `mlx5_0/2` (a second port), or `eth0` without an RDMA device.",
@@ -784,15 +752,15 @@ JSON: dict[str, dict[str, str]] = {
     },
     "quota": {
         "users": "",
-        "rows": "Below.",
-        "classes": "Below.",
-        "shares": "Below; empty without groups.",
+        "rows": "{quota-row}",
+        "classes": "{quota-class}",
+        "shares": "Empty without groups. {quota-share}",
         "now": "",
     },
     "quota-row": {
         "subject": "`user ann`, `group physics`, `class high`, `user ann in class high`.",
         "resource": "`gpus`, `jobs`, `queued`, `gpu_hours` or `time` (seconds).",
-        "used": "?GPU hours: of seven days, running jobs by their limits. Null for `time`.",
+        "used": "?`gpu_hours`: in seven days, running jobs by their limits. Null for `time`.",
         "limit": "",
         "left": "?At least 0; null for `time`.",
         "reason": "Of jobs that it holds or refuses.",
@@ -802,7 +770,7 @@ JSON: dict[str, dict[str, str]] = {
         "name": "",
         "priority": "",
         "preemptible": "?Null: as the job specifies.",
-        "exempt": "Jobs count towards its own limits only.",
+        "exempt": "Only its own limits count.",
     },
     "quota-share": {
         "group": "Empty: none.",
@@ -812,16 +780,16 @@ JSON: dict[str, dict[str, str]] = {
         "place": "Rank under `order: fairshare`, from 1; equal users share one.",
     },
     "audit": {
-        "seq": "Number of the entry, ascending; 0: of no file yet.",
+        "seq": "Ascending; 0: in no file yet.",
         "time": "When it was applied or refused.",
         "unix_s": "",
         "host": "",
         "user": "",
         "uid": "As the kernel reports it; -1: unknown.",
-        "via": "`inbox`, `relay`, `page`, `command` (of an operator), `job ID` (from inside a job).",
-        "origin": "Where it was typed, as the client claims; empty: unknown.",
+        "via": "`inbox`, `relay`, `page`, `command` (an operator's), `job ID` (from inside it).",
+        "origin": "Where it was typed, by the client's account; empty: unknown.",
         "command": "`malformed`: not a command.",
-        "subject": "At most 20 jobs, nodes ...; `data.subjects`: how many.",
+        "subject": "At most 20 jobs, nodes ...; `data.subjects`: their number.",
         "result": "`applied` or `refused`.",
         "reason": "",
         "data": "Of a policy's change: `policy`, `version`, `digest`, `forced` ...",
@@ -831,24 +799,24 @@ JSON: dict[str, dict[str, str]] = {
         "policy": "",
         "version": "",
         "digest": "Of its weights; empty: none.",
-        "act": "The change that made it active: `promote`, `rollback`, `inventory`, `files`.",
+        "act": "The [change](#policy) that made it active.",
         "user": "Empty: a change of files.",
         "since": "",
         "until": "?Null: it is active.",
         "forced": "",
-        "starts": "Those it decided: `job`, `time`, `nodes`.",
+        "starts": "That it decided: `job`, `time`, `nodes`.",
         "count": "",
     },
     "power": {
-        "since": "Begin: as requested, or the first record.",
+        "since": "As requested, or the first record.",
         "until": "",
         "by": "`partition`, `node`, `user` or `job`.",
         "currency": "",
         "price_per_kwh": "?",
-        "rows": "",
-        "total": "",
+        "rows": "{power-row}",
+        "total": "{power-row}",
         "unheld_kwh": "?GPU energy while unallocated.",
-        "held_idle": "",
+        "held_idle": "{held-idle}",
         "simulated": "Nodes with simulated figures.",
     },
     "power-row": {
@@ -860,15 +828,15 @@ JSON: dict[str, dict[str, str]] = {
         "utilization": "?Eq. 4, 0 to 1; of users and jobs their part.",
         "measured_utilization": "?NVML's, 0 to 1, where known.",
         "idle_gpu_hours": "?GPU hours held below 5 % measured utilization (`idle.below`).",
-        "idle_energy_kwh": "?Measured in these hours; a lower bound unless the share without measurement is 0.",
+        "idle_energy_kwh": "?Likewise, in these hours.",
         "idle_energy_unknown_share": (
-            "?Measured in these hours; a lower bound unless the share without measurement is 0."
+            "?Likewise, in these hours."
         ),
-        "energy_kwh": "?",
-        "energy_unknown_share": "?GPU time not measured, 0 to 1; above 0 energy_kwh is a lower bound.",
+        "energy_kwh": "?Measured; share of GPU time not measured: above 0 the energy is a lower bound.",
+        "energy_unknown_share": "?Measured; share of GPU time not measured: above 0 the energy is a lower bound.",
         "rated_kwh": "?",
-        "inefficient_kwh": "?Rated power × hours × (1 - utilization), and its cost.",
-        "inefficient_cost": "?Rated power × hours × (1 - utilization), and its cost.",
+        "inefficient_kwh": "?Rated power × hours × (1 - utilization); its cost.",
+        "inefficient_cost": "?Rated power × hours × (1 - utilization); its cost.",
         "cost": "?",
     },
     "held-idle": {
@@ -877,18 +845,18 @@ JSON: dict[str, dict[str, str]] = {
         "user": "",
         "partition": "",
         "nodes": "",
-        "gpus": "GPUs it holds; of these idle on average.",
-        "idle_gpus": "GPUs it holds; of these idle on average.",
+        "gpus": "Held; of these idle on average.",
+        "idle_gpus": "Held; of these idle on average.",
         "idle_s": "",
     },
     "idle": {
-        "since": "Begin: as requested, or the first record.",
+        "since": "As requested, or the first record.",
         "until": "",
         "currency": "",
         "price_per_kwh": "?",
-        "users": "By idle GPU hours, the most first.",
-        "jobs": "By idle GPU hours, the most first.",
-        "total": "",
+        "users": "Most idle GPU hours first. {idle-row}",
+        "jobs": "Most idle GPU hours first. {idle-row}",
+        "total": "As one of these.",
     },
     "idle-row": {
         "user": "",
@@ -896,9 +864,9 @@ JSON: dict[str, dict[str, str]] = {
         "name": "?Null in `users`.",
         "partition": "?Null in `users`.",
         "gpu_hours": "",
-        "idle_gpu_hours": "Held below the threshold of utilization.",
-        "energy_kwh": "?Of the idle hours.",
-        "energy_unknown_share": "?Part of the idle hours without a measurement; above 0 energy_kwh is a lower bound.",
+        "idle_gpu_hours": "Held below the utilization threshold.",
+        "energy_kwh": "?As [above](#power), of the idle hours.",
+        "energy_unknown_share": "?As [above](#power), of the idle hours.",
         "cost": "?",
         "running": "",
     },
@@ -906,7 +874,7 @@ JSON: dict[str, dict[str, str]] = {
         "name": "",
         "partition": "?",
         "state": "`live` (active), `shadow`, `candidate`, or `retired` (formerly active).",
-        "version": "Digest of its file and its weights.",
+        "version": "",
         "agent": "?",
         "trained_at": "?",
         "trace": "?Name and digest of its training workload.",
@@ -915,29 +883,29 @@ JSON: dict[str, dict[str, str]] = {
         "since": "?Since when and why it is in this state.",
         "by": "?Null: inventory.yaml.",
         "note": "?Since when and why it is in this state.",
-        "fallback": "?Why its fallback decides, or a shadow had no answer; or the component that is broken.",
-        "kept_anyway": "?Why the gate of its training was closed, if its weights were saved all the same.",
+        "fallback": "?Why its fallback decides, a shadow had no answer, or which component is broken.",
+        "kept_anyway": "?Why the gate of its training was closed, if it was saved anyway.",
         "path": "?",
-        "origin": "Package of its components: `gpusched`, or another with its version.",
-        "mode": "Under Slurm, if live: `observe`, `advise` or `decide`.",
+        "origin": "Package of its components, with the version of another.",
+        "mode": "Under Slurm.",
     },
     "policy-change": {
         "time": "",
         "partition": "",
-        "act": "`promote`, `rollback`, `inventory` (inventory.yaml names another) or `files` (its files changed).",
-        "user": "?Null: a change of the file.",
+        "act": "`promote`, `rollback`, `inventory` (it names another) or `files` (they changed).",
+        "user": "?Null: a change of files.",
         "from_name": "?",
         "from_version": "?",
         "name": "",
         "version": "",
         "forced": "",
         "reason": "",
-        "verdict": "?The replay that justified a promotion, as a sentence.",
-        "mode": "Under Slurm: `observe`, `advise` or `decide`.",
+        "verdict": "?The replay that justified a promotion.",
+        "mode": "As above.",
     },
     "policy-page": {
         "name": "",
-        "version": "Digest of its file and its weights.",
+        "version": "",
         "description": "",
         "origin": "`site`, `built-in`, `frozen` (a promoted copy) or `candidate` (trained at night).",
         "path": "",
@@ -950,11 +918,11 @@ JSON: dict[str, dict[str, str]] = {
         "budget_s": "?",
         "schedulers": "?Of an agent that chooses nodes.",
         "live": "Partitions where exactly this version is active.",
-        "modes": "Under Slurm: partition: `observe`, `advise` or `decide`.",
-        "weights": "Partition: what they decide by, or why they cannot be used.",
+        "modes": "Partition: `mode`.",
+        "weights": "Partition: what they decide by, or why they are unusable.",
         "cards": "Partition: its training card.",
-        "shadows": "Below.",
-        "differences": ("Last differing decisions: partition, time, live and shadow (job: nodes; none: stopped)."),
+        "shadows": "{shadow}",
+        "differences": "Last differing decisions: `partition`, `time`, `live`, `shadow` (job: nodes; none: stopped).",
     },
     "shadow": {
         "partition": "",
@@ -962,13 +930,13 @@ JSON: dict[str, dict[str, str]] = {
         "since": "",
         "until": "?",
         "by": "",
-        "decisions": "Answers; of these as the live policy's.",
-        "same": "Answers; of these as the live policy's.",
+        "decisions": "Answers; of these the same as the live policy's.",
+        "same": "Answers; of these the same as the live policy's.",
         "late": "Times it exceeded its budget.",
         "unusable": "Times it had no answer.",
         "trouble": "?Why it last had no answer.",
-        "live_starts": "Jobs started; by the shadow had it decided.",
-        "shadow_starts": "Jobs started; by the shadow had it decided.",
+        "live_starts": "Jobs started; and had the shadow decided.",
+        "shadow_starts": "Jobs started; and had the shadow decided.",
         "verdict": "?",
     },
     "verdict": {
@@ -986,7 +954,7 @@ JSON: dict[str, dict[str, str]] = {
         "gain": "?Reduction of mean JCT by the candidate: 0.1 is 10 %.",
         "low": "?",
         "high": "?",
-        "passed": "The lower end is at least 0.",
+        "passed": "`low` is at least 0.",
         "line": "",
         "changes": "As [`change`](#replay) of a replay.",
     },
@@ -995,73 +963,73 @@ JSON: dict[str, dict[str, str]] = {
         "check": "",
         "status": "`ok`, `warn` or `fail`.",
         "message": "",
-        "hint": "What to do; may be empty.",
+        "hint": "What to do, or empty.",
     },
 }
 
 JOB_VARIABLES = {
     "CUDA_VISIBLE_DEVICES": (
-        "Its GPUs on this node: `0,1,...` in podman and docker, whose containers see no others; else NVML indices."
+        "Its GPUs on this node: in podman and docker, whose containers see no others, from 0; else NVML indices."
     ),
     "CUDA_DEVICE_ORDER": "Makes CUDA number GPUs as NVML does.",
     "MASTER_ADDR": "fabric_address of rank 0's node, else its address.",
-    "MASTER_PORT": "20000 to 29999, the same for all ranks; `--env` overrides it.",
-    "WORLD_SIZE": "Number of nodes. Set in `srun` tasks, not in [scripts](../guides/submitting.md#steps).",
-    "RANK": "Of this node, from 0; as WORLD_SIZE.",
-    "NODE_RANK": "As RANK.",
-    "LOCAL_RANK": "Always 0: gpusched starts one process per node; as WORLD_SIZE.",
-    "OMP_NUM_THREADS": "Cores per GPU on this node; `--env` overrides it.",
+    "MASTER_PORT": "20000 to 29999, the same for all ranks.",
+    "WORLD_SIZE": "Number of nodes.",
+    "RANK": "Of this node, from 0.",
+    "NODE_RANK": "Of this node, from 0.",
+    "LOCAL_RANK": "Always 0: gpusched starts one process per node.",
+    "OMP_NUM_THREADS": "Cores per GPU on this node.",
     "CUDA_MPS_PIPE_DIRECTORY": "With `--share` by MPS: folder of the daemon's pipes.",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "With `--share` by MPS: `--gpu-mem` per GPU, enforced by CUDA.",
-    "GPUSCHED_JOB_ID": "Job id.",
-    "GPUSCHED_JOB_NAME": "Its name.",
+    "GPUSCHED_JOB_ID": "",
+    "GPUSCHED_JOB_NAME": "",
     "GPUSCHED_ATTEMPT": "1 for the first start.",
-    "GPUSCHED_PARTITION": "Its partition.",
-    "GPUSCHED_NODE": "This node's name.",
-    "GPUSCHED_NODELIST": "All nodes of the job, by rank.",
-    "GPUSCHED_GPUS": "NVML indices of the job's GPUs on this node.",
-    "GPUSCHED_GPUS_PER_NODE": "Number of GPUs per node.",
+    "GPUSCHED_PARTITION": "",
+    "GPUSCHED_NODE": "This node.",
+    "GPUSCHED_NODELIST": "All nodes, by rank.",
+    "GPUSCHED_GPUS": "NVML indices of its GPUs on this node.",
+    "GPUSCHED_GPUS_PER_NODE": "",
     "GPUSCHED_USER": "Who submitted it.",
     "GPUSCHED_ARRAY_ID": "In tasks of arrays.",
     "GPUSCHED_ARRAY_INDEX": "In tasks of arrays.",
     "GPUSCHED_CONTAINER": "Name of the attempt, which marks its processes.",
     "GPUSCHED_JOB_DIR": (
-        "The job's own folder, kept between attempts ([progress](../guides/submitting.md#progress)). Removed once the "
+        "The job's own folder, kept between attempts ([progress](../guides/submitting.md#progress)); removed once the "
         "job has ended, except with `job_dirs`."
     ),
-    "GPUSCHED_GPUS_TOTAL": "GPUs of the whole job.",
-    "GPUSCHED_GPUS_MIN": "Of [resizable jobs](../guides/resizing.md): minimum GPUs.",
-    "GPUSCHED_GPUS_MAX": "Of resizable jobs: maximum GPUs.",
+    "GPUSCHED_GPUS_TOTAL": "Of the whole job.",
+    "GPUSCHED_GPUS_MIN": "Of [resizable jobs](../guides/resizing.md): minimum and maximum GPUs.",
+    "GPUSCHED_GPUS_MAX": "Of [resizable jobs](../guides/resizing.md): minimum and maximum GPUs.",
     "GPUSCHED_GPUS_BASE": "Of resizable jobs: GPUs that batch size and learning rate were tuned for.",
     "GPUSCHED_BATCH": "Of resizable jobs: `fixed` or `scale`, as submitted.",
     "GPUSCHED_RESIZE": "Of jobs with `--resizable hot`.",
     "GPUSCHED_RESIZES": "Of resizable jobs: number of resizes.",
     "GPUSCHED_HOSTFILE": "In gangs: a file with one line per rank, `address slots=GPUS`.",
     "GPUSCHED_SPOOL": "In job scripts: folder of the script, srun and scontrol; marks its processes.",
-    "GPUSCHED_RUN_PID": "In job scripts, for srun: the process with the job's variables, before the script.",
-    "SLURM_JOB_ID": "Job id (not a number).",
-    "SLURM_JOB_NAME": "Its name.",
-    "SLURM_JOB_PARTITION": "Its partition.",
-    "SLURM_JOBID": "As SLURM_JOB_ID.",
-    "SLURM_JOB_USER": "Its user.",
-    "SLURM_JOB_UID": "Its user's UID.",
-    "SLURM_JOB_ACCOUNT": "Its group, if any.",
-    "SLURM_JOB_QOS": "Its class of service, if any.",
-    "SLURM_JOB_RESERVATION": "Its reservation, if any.",
+    "GPUSCHED_RUN_PID": "In job scripts, for srun: the process with the job's variables.",
+    "SLURM_JOB_ID": "Not a number.",
+    "SLURM_JOB_NAME": "",
+    "SLURM_JOB_PARTITION": "",
+    "SLURM_JOBID": "Not a number.",
+    "SLURM_JOB_USER": "",
+    "SLURM_JOB_UID": "",
+    "SLURM_JOB_ACCOUNT": "Its group, class of service, reservation, if any.",
+    "SLURM_JOB_QOS": "Its group, class of service, reservation, if any.",
+    "SLURM_JOB_RESERVATION": "Its group, class of service, reservation, if any.",
     "SLURM_JOB_GPUS": "NVML indices of its GPUs on this node.",
     "SLURM_JOB_CPUS_PER_NODE": "Cores of each node.",
-    "SLURM_NODELIST": "As SLURM_JOB_NODELIST.",
-    "SLURM_NPROCS": "As SLURM_NTASKS.",
+    "SLURM_NODELIST": "All nodes, by rank, as a plain list.",
+    "SLURM_NPROCS": "Tasks of the whole job; default: one per node.",
     "SLURM_NTASKS_PER_NODE": "`srun` tasks per node.",
     "SLURM_TASKS_PER_NODE": "`srun` tasks of all nodes.",
-    "SLURM_CPUS_PER_TASK": "Cores per task.",
+    "SLURM_CPUS_PER_TASK": "Cores.",
     "SLURM_MEM_PER_NODE": "MiB.",
-    "SLURM_MEM_PER_CPU": "MiB per core; with `--mem-per-cpu`, in place of SLURM_MEM_PER_NODE.",
-    "SLURM_GPUS": "GPUs of the whole job.",
-    "SLURM_GPUS_PER_NODE": "GPUs per node.",
-    "SLURM_GPUS_PER_TASK": "GPUs per task, with `--gpus-per-task`.",
+    "SLURM_MEM_PER_CPU": "MiB; with `--mem-per-cpu`, in place of SLURM_MEM_PER_NODE.",
+    "SLURM_GPUS": "Of the whole job.",
+    "SLURM_GPUS_PER_NODE": "",
+    "SLURM_GPUS_PER_TASK": "With `--gpus-per-task`.",
     "SLURM_GTIDS": "Always 0.",
-    "SLURM_SUBMIT_DIR": "Folder where the script was submitted.",
+    "SLURM_SUBMIT_DIR": "Where it was submitted.",
     "SLURM_JOB_NUM_NODES": "Number of nodes.",
     "SLURM_NNODES": "Number of nodes.",
     "SLURM_JOB_NODELIST": "All nodes, by rank, as a plain list.",
@@ -1069,16 +1037,16 @@ JOB_VARIABLES = {
     "SLURM_PROCID": "This node's rank.",
     "SLURM_LOCALID": "Always 0.",
     "SLURM_NTASKS": "Tasks of the whole job; default: one per node.",
-    "SLURM_CPUS_ON_NODE": "The job's cores on this node.",
-    "SLURM_GPUS_ON_NODE": "The job's GPUs on this node.",
+    "SLURM_CPUS_ON_NODE": "The job's cores and GPUs on this node.",
+    "SLURM_GPUS_ON_NODE": "The job's cores and GPUs on this node.",
     "SLURM_RESTART_COUNT": "0 for the first start.",
-    "SLURMD_NODENAME": "This node's name.",
+    "SLURMD_NODENAME": "This node.",
     "SLURM_ARRAY_JOB_ID": "In tasks of arrays.",
     "SLURM_ARRAY_TASK_ID": "In tasks of arrays.",
-    "SLURM_ARRAY_TASK_COUNT": "Number of tasks of the array.",
-    "SLURM_ARRAY_TASK_MIN": "First index of the array.",
-    "SLURM_ARRAY_TASK_MAX": "Last index of the array.",
-    "SLURM_ARRAY_TASK_STEP": "Step between indices of the array.",
+    "SLURM_ARRAY_TASK_COUNT": "The array's number of tasks, last and first index, step.",
+    "SLURM_ARRAY_TASK_MIN": "The array's number of tasks, last and first index, step.",
+    "SLURM_ARRAY_TASK_MAX": "The array's number of tasks, last and first index, step.",
+    "SLURM_ARRAY_TASK_STEP": "The array's number of tasks, last and first index, step.",
 }
 READ_VARIABLES = {
     "GPUSCHED_STATE": (
@@ -1086,8 +1054,8 @@ READ_VARIABLES = {
         "`~/.local/state/gpusched`."
     ),
     "GPUSCHED_INVENTORY": (
-        "The inventory file, or the folder of inventory.yaml. Default: `./inventory.yaml` if "
-        "yours, root's or (as root) the user's of sudo, else `$XDG_CONFIG_HOME/gpusched/inventory.yaml`, else "
+        "The inventory file, or the folder of inventory.yaml. Default: `./inventory.yaml` if yours, root's or (as "
+        "root) the user's of sudo, else `$XDG_CONFIG_HOME/gpusched/inventory.yaml`, else "
         "`/etc/gpusched/inventory.yaml`."
     ),
     "GPUSCHED_POLICIES": (
@@ -1100,7 +1068,8 @@ READ_VARIABLES = {
     "XDG_CONFIG_HOME": "See GPUSCHED_INVENTORY.",
     "XDG_CACHE_HOME": "Location of compiled scheduling passes; on nodes: of the cached probe. Default: `~/.cache`.",
     "NUMBA_CACHE_DIR": "Overrides the folder of compiled passes.",
-    "GPUSCHED_COMPILED": "`numba`: numba compiles and caches the passes itself, as for an unknown numba version. "
-    "Commands start more slowly; decisions are the same.",
+    "GPUSCHED_COMPILED": (
+        "`numba`: numba itself caches the passes, as for an unknown version of it; commands start more slowly."
+    ),
     "SSH_AUTH_SOCK": "The SSH agent whose keys are tried.",
 }

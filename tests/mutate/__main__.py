@@ -132,8 +132,8 @@ def lines_of(mutant: Mutant) -> range:
 
 
 def tests_for(mutant: Mutant, survey: Survey, config: dict[str, Any]) -> list[str]:
-    """Ids of the tests that reach it, the quickest first, for at most the budget."""
-    seconds: dict[str, float] = survey["seconds"]
+    """Ids of the tests that reach it, the quickest first, for at most the budget of CPU seconds."""
+    seconds: dict[str, float] = survey["cpu_s"]
     known = survey["lines"].get(mutant.path, {})
     contexts = {test for line in lines_of(mutant) for test in known.get(str(line), ())}
     reached = contexts - {""}
@@ -142,7 +142,7 @@ def tests_for(mutant: Mutant, survey: Survey, config: dict[str, Any]) -> list[st
     chosen, spent = [], 0.0
     for test in sorted(reached & seconds.keys(), key=lambda test: (seconds[test], test)):
         spent += seconds[test]
-        if seconds[test] > config["longest_s"] or spent > config["budget_s"]:
+        if seconds[test] > config["longest_cpu_s"] or spent > config["budget_cpu_s"]:
             break
         chosen.append(test)
     return chosen
@@ -190,21 +190,23 @@ def survey_of(workers: list[Worker], config: dict[str, Any], folder: Path) -> Su
     kept = {file: BUILD / f"survey-{_digest(common.digest(), file)}.json" for file in files}
     if new := [file for file in files if not kept[file].is_file()]:
         print(f"which lines do the tests of {len(new)} files reach? (once per change)", flush=True)
-        answers = [folder / f"survey{i}.json" for i in range(len(workers))]
+        at_once = workers[: len(new)]  # without a file pytest would run all tests there are
+        answers = [folder / f"survey{i}.json" for i in range(len(at_once))]
         todo = [
-            lambda w=w, i=i: w.ask(survey=str(answers[i]), files=new[i :: len(workers)], timeout_s=3600)
-            for i, w in enumerate(workers)
+            lambda w=w, i=i: w.ask(survey=str(answers[i]), files=new[i :: len(at_once)], timeout_s=3600)
+            for i, w in enumerate(at_once)
         ]
         _at_once(todo)
         BUILD.mkdir(parents=True, exist_ok=True)
         for i, answer in enumerate(answers):
             part = json.loads(answer.read_text())
-            for file in new[i :: len(workers)]:
+            for file in new[i :: len(at_once)]:
                 kept[file].write_text(json.dumps(_of_file(part, file)))
-    found: Survey = {"seconds": {}, "lines": {}}
+    found: Survey = {"cpu_s": {}, "wall_s": {}, "lines": {}}
     for file in files:
         part = json.loads(kept[file].read_text())
-        found["seconds"] |= part["seconds"]
+        found["cpu_s"] |= part["cpu_s"]
+        found["wall_s"] |= part["wall_s"]
         for path, lines in part["lines"].items():
             for line, tests in lines.items():
                 found["lines"].setdefault(path, {}).setdefault(line, []).extend(tests)
@@ -217,12 +219,12 @@ def _digest(common: bytes, file: str) -> str:
 
 def _of_file(survey: Survey, file: str) -> Survey:
     """Return the functions that the tests of one file reach, and those run as modules load ("")."""
-    seconds = {test: s for test, s in survey["seconds"].items() if test.startswith(f"{file}::")}
+    own = {key: {t: s for t, s in survey[key].items() if t.startswith(f"{file}::")} for key in ("cpu_s", "wall_s")}
     lines = {
-        path: {line: [t for t in tests if not t or t in seconds] for line, tests in of.items()}
+        path: {line: [t for t in tests if not t or t in own["cpu_s"]] for line, tests in of.items()}
         for path, of in survey["lines"].items()
     }
-    return {"seconds": seconds, "lines": lines}
+    return {**own, "lines": lines}
 
 
 def _test_files(path: Path) -> Iterable[Path]:
@@ -246,7 +248,7 @@ def verdict(worker: Worker, mutant: Mutant, survey: Survey, config: dict[str, An
     if text is None or not ids:
         return "unreached"
     files = sorted({test.partition("::")[0] for test in ids})
-    limit = 60 + 10 * sum(survey["seconds"][test] for test in ids)
+    limit = 60 + 10 * sum(survey["wall_s"][test] for test in ids)
     status = worker.ask(path=mutant.path, text=text, files=files, ids=ids, timeout_s=limit)
     return "survived" if status in (0, 5) else "killed"  # 5: pytest found none of them
 

@@ -203,8 +203,8 @@ def test_an_order_is_a_policy_of_replays_and_of_files(gpusched: Run, tmp_path: P
     assert means["sjf"] != means["fifo"]
     words.remove("--json")
     assert gpusched(*words, "failing").stderr.splitlines()[-1] == (
-        "gpusched: error: order 'failing' of gpusched-example 1.0 does not work: ZeroDivisionError: no such thing; "
-        "upgrade or remove gpusched-example"
+        "gpusched: error: order 'failing' of gpusched-example 1.0 does not work: ZeroDivisionError: no such thing "
+        "(gpusched_example/order.py:21); upgrade or remove gpusched-example"
     )
     assert (
         "no policy named 'short-and-smal'; did you mean 'short-and-small'?" in gpusched(*words, "short-and-smal").stderr
@@ -229,7 +229,7 @@ def test_a_placement_is_one_of_replays_and_of_files(gpusched: Run, tmp_path: Pat
     assert json.loads(gpusched(*words, "fifo+easy").stdout)[0]["mean_jct_s"] == 100
     words.remove("--json")
     for name, why in (
-        ("raising", "ZeroDivisionError: no such place"),
+        ("raising", "ZeroDivisionError: no such place (gpusched_example/place.py:29)"),
         ("one-number", "it did not return one number for each node"),
         ("gone", "ModuleNotFoundError: No module named 'gpusched_example.missing'"),
     ):
@@ -325,7 +325,7 @@ def test_a_sizing_rule_decides_in_replays(gpusched: Run, tmp_path: Path) -> None
     # the first has all 8 GPUs for 100 / 8 s; the other one waits, and then has them
     assert found["mean_jct_s"] == pytest.approx((12.5 + 12.5 + 11.5) / 2)
     for rule, why in (
-        ("dividing", "ZeroDivisionError: integer division or modulo by zero"),
+        ("dividing", "ZeroDivisionError: integer division or modulo by zero (gpusched_example/sizes.py:38)"),
         ("half", "its answer is not one whole number of GPUs for each job"),
         ("too-many", "it chose sizes that a job may not have now, or more GPUs than exist"),
     ):
@@ -353,7 +353,7 @@ def test_an_agent_is_trained_and_decides_in_replays(gpusched: Run, tmp_path: Pat
     assert found["mine.yaml"] == found["smallest"] != found["fifo"]
     words.remove("--json")
     for name, why in (
-        ("wrong-key", "KeyError: 'no such weight'"),
+        ("wrong-key", "KeyError: 'no such weight' (gpusched_example/agent.py:38)"),
         ("half-there", "it has no part 'replay'"),
         ("no-agent", "it is a type, not gpusched.agents.base.AgentParts"),
     ):

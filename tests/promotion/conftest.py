@@ -60,5 +60,5 @@ def compiled() -> None:
 def proved(site: Site) -> Site:
     """With eight days of history in V100, on which easy is better than fifo, the live policy."""
     record_days(site.state, 8)
-    site.fold()
+    site.apply_inbox()
     return site

@@ -11,7 +11,7 @@ from tests.cli.conftest import Result, Site
 
 def cycle(site: Site) -> dict[str, str]:
     """Handle policies as a controller does in a cycle; partition -> active policy."""
-    site.fold()
+    site.apply_inbox()
     inventory = load_inventory(site.inventory)
     store = Store.create_or_open(site.state)
     charge = load_active_policies(store, inventory, load_policies(inventory), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -379,3 +380,14 @@ def test_topology_agents_leave_it_to_contention_until_anything_was_learned(place
     (folder / "racks/default.safetensors").unlink()
     assert place.decided_by() == "contention"
     assert "no weights for p" in place.store.fallbacks()["p"].line
+
+
+def test_weights_are_loaded_once_and_again_when_their_file_changes(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = []
+    monkeypatch.setattr(deciding, "_load", lambda *_: loads.append(1) or f"load {len(loads)}")
+    spec, kept = load_policy(place.policy), deciding.Weights()
+    assert [kept.get("p", spec) for _ in range(3)] == ["load 1"] * 3
+    os.utime(deciding.weights_file(Path(spec.folder), "p"), (1.0, 1.0))
+    assert [kept.get("p", spec) for _ in range(2)] == ["load 2"] * 2

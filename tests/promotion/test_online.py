@@ -53,7 +53,7 @@ def beside(site: Site, noon: None) -> Site:
     """Two weeks under optimus, now easy; beside it dl2 as a shadow, which never gives more than the least size."""
     pytest.importorskip("torch")
     lived(site.state, "optimus", jobs=260, days=13.5, start=time.time() - 14 * DAY_S, partition="V100")
-    site.fold()
+    site.apply_inbox()
     edit(site, "  V100:\n", "  V100:\n    policy: easy\n")
     folder = site.folder / "policies"
     (folder / "dl2").mkdir(parents=True)

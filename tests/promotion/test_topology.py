@@ -43,7 +43,7 @@ def racks(site: Site) -> Site:
     record_days(site.state, 8)
     record_days(site.state, 8, until_days_ago=20.0, first=100)
     learn(site, 1.5)
-    site.fold()
+    site.apply_inbox()
     return site
 
 
@@ -110,7 +110,7 @@ def test_trained_on_own_jobs_replayed_shadowed_promoted(racks: Site) -> None:
 
 def test_nothing_learned_and_no_switches_are_reported(site: Site) -> None:
     record_days(site.state, 3)
-    site.fold()
+    site.apply_inbox()
     refused = site.call("train", "topology", "-p", "V100", "--force")
     assert (refused.code, refused.err.count("\n")) == (2, 2), refused.err
     assert "nothing was learned of it, and no switches are known" in refused.err
@@ -123,7 +123,7 @@ def test_no_proof_before_anything_was_learned(site: Site) -> None:
     (site.folder / "policies/topology.yaml").write_text((BUILT_IN / "topology.yaml").read_text())
     save_model(site.folder / "policies/topology/default.safetensors", "topology", to_arrays(start(0), SHAPES))
     record_days(site.state, 8)
-    site.fold()
+    site.apply_inbox()
     refused = site.call("policy", "promote", "topology", "-p", "V100")
     assert (refused.code, refused.err.count("\n")) == (1, 1)
     assert "no placement costs have been learned yet, so its fallback would decide" in refused.err

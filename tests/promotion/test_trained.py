@@ -50,7 +50,7 @@ def test_show_has_the_card_and_the_shadow(proved: Site) -> None:
     cycle(proved)
     trained(proved, None)
     done(proved.call("policy", "shadow", "gist", "-p", "V100"))
-    proved.fold()
+    proved.apply_inbox()
     page = proved.call("policy", "show", "gist", "--json").json
     assert page["cards"]["V100"]["trace"]["sha256"] == "ab" * 32
     assert (page["agent"], page["fallback"], page["budget_s"], page["live"]) == ("gist", "easy", 60.0, [])
@@ -70,7 +70,7 @@ def test_show_has_the_card_and_the_shadow(proved: Site) -> None:
     assert "gist against fifo" in row(proved, name="gist", state="shadow")["verdict"]
     assert "verdict: gist against fifo" in proved.call("policy", "show", "gist").ok().out
     done(proved.call("policy", "shadow", "--off"))
-    proved.fold()
+    proved.apply_inbox()
     assert row(proved, name="gist")["state"] == "candidate"
     assert proved.call("policy", "show", "gist", "--json").json["shadows"][0]["until"] is not None
 
@@ -122,7 +122,7 @@ def test_status_and_why_say_that_the_fallback_decides(proved: Site) -> None:
     edit(proved, "  V100:\n", "  V100:\n    policy: gist\n")
     cycle(proved)
     job, other = proved.submit(), proved.submit("-F", "s-A100", "--image", "i", "--", "true")
-    proved.fold()
+    proved.apply_inbox()
     weights.break_file(file, "truncated")
     policies = load_policies(load_inventory(proved.inventory))
     store = Store.create_or_open(proved.state)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpusched.model.arrays import restricted_row
 from gpusched.model.jobs import (
     Allocation,
     Dependency,
@@ -21,14 +22,15 @@ from gpusched.model.jobs import (
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.model.resources import SharingSettings
-from gpusched.model.slices import MigSlice
+from gpusched.model.slices import Cut, MigSlice, SliceProfile
 from gpusched.model.snapshot import NodeView, PendingView
+from gpusched.queue import array_limit
 from gpusched.queue.snapshots import build_snapshot, uncleaned_gpus
-from gpusched.queue.store import NodeRecord, RankRecord
+from gpusched.queue.store import CutState, NodeRecord, RankRecord
 from tests import builders
 from tests.builders import spec
 from tests.controller.applying import NOW
-from tests.controller.imagined import GPUS, Host, inventory, reading_of
+from tests.controller.imagined import GPUS, Host, inventory, on_demand, reading_of
 
 _S = JobState
 
@@ -213,6 +215,20 @@ def test_slices_of_a_reading_and_which_of_them_cannot_be_had() -> None:
     assert view.blocked.keys() == {2, 3, 2000, 2002, 2003}, "it may be in any that no job has"
 
 
+def test_a_gpu_whose_cut_failed_can_be_cut_again_from_the_time_of_the_next_try() -> None:
+    gpu = Gpu(index=1, mig_mode=True, mig_profiles=(SliceProfile(name="1g.10gb", compute=1, memory_units=1),))
+    declared = on_demand()
+    reading = NodeReading(node="n0", time=NOW, source="nvml", gpus=(gpu,))
+
+    def cuttable(cut: CutState) -> set[int]:
+        record = NodeRecord(name="n0", state=NodeState.IDLE, reading=reading, cuts={1: cut})
+        return set(seen(records={"n0": record}, inventory=declared)["n0"].cuttable)
+
+    failed = CutState(cut=Cut("n0", 1), began=NOW - 90, ended=NOW - 80, failures=1)
+    tries = [msgspec.structs.replace(failed, retry_at=NOW + s) for s in (-1.0, 0.0, 1.0)]
+    assert [cuttable(one) for one in (failed, *tries)] == [{1}, {1}, {1}, set()]
+
+
 def test_running_jobs_release_at_their_limit_or_kill_time() -> None:
     timed = spec(time_limit_s=500)
     views = seen(
@@ -238,6 +254,24 @@ def test_an_arrays_room_is_what_its_limit_leaves() -> None:
     assert [views[w.id].array_room for w in waits] == [1, 3, None, None]
     assert [views[w.id].estimate_s for w in waits] == [None, None, None, 7.0]
     assert seen(*tasks, *waits, array_limits={"x": 1})["x_9"].array_room == 0
+
+
+@pytest.mark.parametrize(
+    ("tasks", "simulated"),
+    [
+        (11, [(i, 0) for i in range(11)]),
+        (12, [(0, 1), (2, 1), (4, 1), *((i, 0) for i in range(6, 12))]),
+        (15, [(0, 2), (3, 2), (6, 2), *((i, 0) for i in range(9, 15))]),
+    ],
+)
+def test_a_simulated_task_stands_for_its_followers_but_the_last_are_simulated_each(
+    tasks: int, simulated: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three run at once; so in three parts, of two tasks or more, and the last six by themselves."""
+    monkeypatch.setattr(array_limit, "MAX_SIMULATED_PARTS", 3)
+    whole = job("a", array_id="a", attempt=0, spec=spec(gpus_per_node=GPUS))
+    limit = array_limit.ArrayTaskLimit(inventory(), {}, (), {}, {})
+    assert limit.ahead(restricted_row(whole, ((0, tasks - 1),))) == simulated
 
 
 @pytest.mark.parametrize(

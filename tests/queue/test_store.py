@@ -28,6 +28,7 @@ from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.queue.locks import connect_to_write, lock_holders
 from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.promotions import PolicyChange, Shadow
+from gpusched.queue.reading import PUBLISHED, open_to_read
 from gpusched.queue.schema import FIRST_VERSION, MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, RunRecord, Store, UsageRow
 from tests.builders import spec
@@ -527,3 +528,12 @@ def test_a_statement_that_cannot_be_committed_leaves_no_transaction(tmp_path: Pa
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             db.execute("INSERT INTO a VALUES (1)")
         assert not db.in_transaction
+
+
+def test_a_store_that_this_user_may_not_read_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.create_or_open(tmp_path).close()
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    with pytest.raises(PermissionError, match=rf"another user, and no copy of it is in {tmp_path / PUBLISHED}"):
+        open_to_read(tmp_path)

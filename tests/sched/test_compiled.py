@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pytest
+from numba.core.compiler import Flags
 from numba.core.errors import NumbaError
 
 from gpusched import compiled
@@ -125,6 +126,13 @@ def test_which_numba_is_unknown(version: str, left: bool, monkeypatch: pytest.Mo
     assert compiled.left_to_numba.__wrapped__() is left
     monkeypatch.setenv("GPUSCHED_COMPILED", "numba")
     assert compiled.left_to_numba.__wrapped__()
+
+
+def test_numbas_settings_are_read_at_once_as_one_by_one() -> None:
+    flags = Flags()
+    flags.nrt, flags.error_model = True, "numpy"
+    assert list(flags.values().items()) == [(name, getattr(flags, name)) for name in flags.options]
+    assert flags == flags.copy() != Flags()
 
 
 def test_the_version_of_numba_is_read_without_importing_it() -> None:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
 
-from gpusched.sched.place import draw, draw_fitting, next_random
+from gpusched.sched.place import choose, draw, draw_fitting, next_random, sort_key
 from gpusched.sched.reclaim import keeps
-from gpusched.sched.state import PlacementRequest, Resources, Scratch, new_resources, new_scratch, seed_words
+from gpusched.sched.state import (
+    BEST_FIT,
+    FIRST_FIT,
+    SPREAD,
+    PlacementRequest,
+    Resources,
+    Scratch,
+    SharedGpus,
+    ints,
+    new_resources,
+    new_scratch,
+    seed_words,
+)
 
 GPUS = (8, 1, 4, -1, 4, 0, 4, 8)  # free on each node; -1: not available
 ROOMS = Resources(np.array(GPUS), np.array([9, 9, 9, 9, 1, 9, 9, 9]), np.array([7, 7, 7, 7, 7, 7, 7, 7]))
@@ -89,3 +101,30 @@ def test_a_running_job_keeps_nodes_that_are_left_to_it_or_not_there_any_more(
     taken = (4, 2, 3) if stays else (0, 0, 0)
     assert tuple(int(column[one]) for column in whole.columns) == tuple(a - b for a, b in zip(left, taken, strict=True))
     assert tuple(int(column[other]) for column in whole.columns) == tuple(9 - b for b in taken)
+
+
+def test_nodes_are_compared_by_gpus_then_cores_then_memory_up_to_the_most_a_node_may_have() -> None:
+    falling = [(2047, 0, 0), (2046, 2**20 - 1, 2**32 - 1), (1, 1, 0), (1, 0, 2**32 - 1), (1, 0, 0), (0, 0, 0)]
+    keys = [sort_key(SPREAD, *map(np.int64, free), request(1, 0)) for free in falling]
+    assert all(more < less for more, less in pairwise(keys)), "the most free first"
+
+
+@pytest.mark.parametrize(
+    ("rule", "milli", "node"),
+    [
+        (FIRST_FIT, 300, 1),
+        (BEST_FIT, 300, 3),
+        (BEST_FIT, 350, 2),
+        (BEST_FIT, 800, 2),  # no shared one has it: a whole one, where fewest GPUs are left
+        (SPREAD, 300, 4),  # the most free GPUs
+    ],
+)
+def test_a_part_goes_to_the_gpu_where_least_is_left_or_by_the_rule(rule: int, milli: int, node: int) -> None:
+    """An unavailable node; of two GPUs with (1000, 1000), (400, 1000), (300, 200) thousandths left; of three whole."""
+    left = ints([1000, 1000, 400, 1000, 300, 200, 1000, 1000, 1000])
+    shared = SharedGpus(left, ints([0, 0, 2, 4, 6, 9]), ints([]), ints([]))
+    free = Resources(ints([-1, 2, 1, 0, 3]), ints([9] * 5), ints([9] * 5), shared)
+    asked = PlacementRequest(0, 5, 1, 1, 2, 3, -1, milli=milli)
+    scratch = new_scratch(5, 1)
+    assert choose(free, MASKS, asked, rule, scratch)
+    assert scratch.chosen[0] == node

@@ -43,6 +43,7 @@ from gpusched.sched.state import (
     seed_words,
 )
 from tests.sched.racks import FOUR, HALF, TWO_RACKS, with_place
+from tests.sched.reserved import reservation, with_reservations
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, snapshots, started, topology
 
 QUICK = settings(max_examples=80, deadline=None)
@@ -305,6 +306,16 @@ def test_rack_prefers_one_rack_and_rack_wait_waits_for_it() -> None:
     assert [name for name, _ in started(decide(late))["j"]] == ["n1", "n3"], "its wait is over"
     patient = [replace(jobs[0], spec=replace(jobs[0].spec, placement_wait_s=0.0))]
     assert decide(replace(waits, pending=tuple(patient))).actions, "its own word goes before the policy's"
+
+
+def test_where_it_could_start_now_leaves_out_nodes_reserved_for_others() -> None:
+    """A maintenance of n1 begins before the job's limit: of the free nodes n0, n1, n3 it could have n0 and n3."""
+    snap = snapshot(FOUR, [pending("j", 8, nodes=2, submit=NOW - 60)], HALF[1:], place="rack-wait", topology=TWO_RACKS)
+    policies = {name: replace(policy, placement_wait_s=3600) for name, policy in snap.policies.items()}
+    maintenance = reservation("m", ["n1"], 60.0, 7200.0, maintenance=True)
+    plan = decide(with_reservations(replace(snap, policies=policies), maintenance))
+    assert not plan.actions
+    assert "it could start now on 2 racks" in plan.reasons["j"].message
 
 
 def test_no_job_waits_for_a_rack_that_cannot_hold_it() -> None:

@@ -107,9 +107,11 @@ class Bounded:
 
     def decide(self):
         if self.now in self.usual or self.turns():
-            self.planned = []
-            super().decide()
-            self.close()
+            self.planned, begun = [], -1
+            while begun < len(self.runs):  # what has started may let others start
+                begun = math.inf if self.at_every_hour else len(self.runs)
+                super().decide()
+                self.close()
             self.planned = []
 
 

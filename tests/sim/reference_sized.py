@@ -64,14 +64,14 @@ class SizedPolicy:
         self.lost = 0
 
     def __call__(self, stepper: Stepper) -> None:
-        """Decisions, until none is stopped to go on at another size, or starts within limits of several partitions."""
+        """Decisions, until none is stopped to go on at another size, or starts within limits."""
         self._let_go(stepper)
         while True:
             snapshot = self._snapshot(stepper)
             plan = decide(snapshot, self._models)
             self.seen.append((snapshot, plan))
             stopped = [action for action in plan.actions if isinstance(action, Resize)]
-            again = len(self._partitions) > 1 and {job.id for job in snapshot.pending if job.bounds}
+            again = {job.id for job in snapshot.pending if job.bounds}
             for action in plan.actions:
                 if isinstance(action, Start):
                     self._start(stepper, int(action.job_id), action.allocation)
@@ -80,7 +80,7 @@ class SizedPolicy:
                     self._change_ranks(stepper, int(resize.job_id), resize)
                 else:
                     self._stop(stepper, int(resize.job_id), resize.gpus)
-            if not stopped and not (again and any(action.job_id in again for action in plan.actions)):
+            if not stopped and not any(action.job_id in again for action in plan.actions):
                 return
 
     def _let_go(self, stepper: Stepper) -> None:

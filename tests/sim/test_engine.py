@@ -22,7 +22,11 @@ from gpusched.sim.orders import known_policies
 from gpusched.sim.policies import policy_by_name, policy_of_order
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import Outage, replay
+from gpusched.sim.slicing import node_views
 from gpusched.sim.stepper import Stepper
+from gpusched.study.own import beliefs_for
+from tests.sched.sharing import BELIEFS
+from tests.sim.reference_pairs import pool_of, sharing_jobs, sharing_nodes
 from tests.sim.worlds import engine_inputs, trace_of, workloads
 
 PREEMPTIVE = ("srtf", "las", "drf-users")
@@ -223,6 +227,21 @@ def small(policy):
     )
     failures = [Outage(1, 10.0, 20.0), Outage(0, 15.0, 25.0, True)]
     return replay(trace, Pool.uniform(4, 4), policy, failures=failures, placement="random", restart_s=0.5)
+
+
+@pytest.mark.parametrize("partitions", ["p", "pq"])
+def test_numbers_and_layouts_that_mean_the_same_need_one_compiled_version(partitions):
+    """Each further version takes half a minute to compile."""
+    pool = pool_of(partitions)
+    trace = sharing_jobs(1, pool)
+    believed = beliefs_for(trace, sharing_nodes(node_views(pool)), BELIEFS)
+    without_kinds = believed._replace(row=np.full_like(believed.row, -1))
+    whole, parts = (
+        world_of(trace, pool, policy_by_name("fifo"), ReplayOptions(believed=of, restart_s=restart_s))
+        for of, restart_s in ((believed, 2), (without_kinds, 2.0))
+    )
+    assert kind_of((whole.sim, whole.restart_s)) == kind_of((parts.sim, parts.restart_s))
+    assert whole.sim.pace.speed.flags.c_contiguous
 
 
 def test_conservative_delays_no_earlier_job():

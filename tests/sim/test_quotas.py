@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.model.limits import WEEK_S, Group, Groups, Limits, Qos, Quotas, leaf_of
-from gpusched.model.policy import PolicySpec
+from gpusched.model.policy import Mapping, PolicySpec
 from gpusched.model.snapshot import RunningView, Snapshot
 from gpusched.model.topology import Topology
 from gpusched.sched.decide import decide
@@ -33,6 +33,7 @@ from gpusched.traces.slicing import slice_trace
 from tests.sched.limited import with_bounds
 from tests.sched.worlds import node, pending
 from tests.sim import recorded
+from tests.sim.reference import Job, Node
 from tests.sim.reference_quotas import HOUR, Bound, BoundedConservative, BoundedReference, BoundedSrtf
 from tests.sim.reference_rates import PacedJob, PacedNode, Speeds
 from tests.sim.worlds import assert_as_reference, engine_inputs, trace_of, workloads
@@ -279,7 +280,7 @@ class Live:
     def run(self, able):
         while times := self.instants(able):
             now = min(times)
-            while self.decide(now, able) and len(self.policies) > 1:
+            while self.decide(now, able):
                 pass
 
     def instants(self, able):
@@ -394,6 +395,35 @@ def decided_alike(jobs, nodes, _, of, most, spec, half_life_s=0.0, before=None, 
     assert {i: result.start[i] for i in np.flatnonzero(np.isfinite(result.start)).tolist()} == live.start
     for i, where in live.where.items():
         assert [int(part.node[1:]) for part in where.parts] == result.nodes_of(i).tolist()
+
+
+def contended(seed, partitions, jobs=60):
+    """Jobs of two users with a limit each, for two nodes of each partition, whose queue is seldom empty."""
+    rng, none = np.random.default_rng(seed), Groups(groups=(Group(name="physics"), Group(name="lasers")))
+    submits = np.sort(rng.integers(0, 20 * jobs // partitions, jobs)).astype(float).tolist()
+    lasts = rng.integers(10, 400, jobs).astype(float).tolist()
+    gpus = rng.choice([1, 1, 2, 2, 3, 4, 4, 8], jobs).tolist()
+    found = [Job(at, s, 2 * s, size) for at, s, size in zip(submits, lasts, gpus, strict=True)]
+    for job, user, scale in zip(
+        found, rng.integers(0, 2, jobs).tolist(), rng.choice([0.5, 0.5, 1.0, 2.0], jobs), strict=True
+    ):
+        job.user, job.group, job.qos, job.priority, job.array = user, -1, -1, 0, -1
+        job.limit *= float(scale)
+    limits = Quotas(each=Limits(gpus=int(rng.integers(5, 8))), groups=none, qos=(Qos(name="rush"),))
+    return found, [Node(4) for _ in range(2 * partitions)], [], limits, (1, 1)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize(("backfill", "place"), [
+    ("easy", "best-fit"), ("conservative", "rack"), ("none", "fastest"), ("easy", "fastest"), ("skip", "milp"),
+    ("easy", "milp"),
+])  # fmt: skip
+def test_what_a_start_lets_others_do_within_limits_is_decided_at_once(backfill, place, partitions):
+    """By a replay; live by the next cycle. A mapping has a window that what starts, here or elsewhere, shifts."""
+    spec = PolicySpec(name="t", backfill=backfill, place=place, mapping=Mapping(window=3, budget_s=30.0))
+    for seed in (1, 2, 5):
+        halves = np.random.default_rng(seed).random(60) < 1 - 1 / partitions
+        decided_alike(*contended(seed, partitions), spec, halves=halves.tolist())
 
 
 def hopeless(jobs, nodes, of, partition):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +16,22 @@ from gpusched.agents.gist.networks import heuristic
 from gpusched.agents.rltune.preempting import NO_ODDS, RankingRule, model_of, policy_of
 from gpusched.agents.topology.network import SHAPES
 from gpusched.agents.topology.replay import agents_spec, placed_by
-from gpusched.config.weights import TrainedModel
+from gpusched.config.weights import TrainedModel, save_model
+from gpusched.controller.deciding import Decider
 from gpusched.errors import UsageError
 from gpusched.model.interference import JobClassEstimate, JobShape, SpeedSamples
 from gpusched.model.limits import Limits, Quotas
+from gpusched.model.plan import Plan
 from gpusched.model.policy import AGENTS, AgentTraits, Backfill, Mapping, PolicySpec, PreemptionSettings
 from gpusched.model.slices import Cut, gpu_of, is_slice, slice_index
 from gpusched.model.slicetables import PUBLISHED, gpus_counted, published
-from gpusched.model.snapshot import SliceView
+from gpusched.model.snapshot import SliceView, Snapshot
 from gpusched.model.topology import Topology
+from gpusched.queue.store import Store
+from gpusched.sched.check import check
 from gpusched.sched.slices.plan import CUT_S
 from gpusched.sched.slices.tree import arranged, is_valid
+from gpusched.sim import snapshots
 from gpusched.sim.engine import build
 from gpusched.sim.engine.quotas import QuotaSet
 from gpusched.sim.policies import ReplayPolicy, policy_by_name, policy_of_spec
@@ -38,7 +45,7 @@ from gpusched.study.metrics import metrics_of
 from gpusched.traces.slicing import select, slice_trace
 from gpusched.traces.trace import NO_RUNS, Trace
 from tests.sched.gist_decisions import GIST
-from tests.sched.rltune_decisions import RLTUNE, WILD
+from tests.sched.rltune_decisions import RLTUNE, WILD, arrays_of, model, rule
 from tests.sched.worlds import topology
 from tests.sim.worlds import trace_of
 
@@ -253,6 +260,43 @@ def test_an_agent_that_can_decides_about_queues_of_slices_as_live(
     sliced = fast.ran & (trace.profile >= 0)
     for other in ("fifo-skip", "easy"):
         assert (fast.start != replay(trace, POOL, other).start)[sliced].any(), "by scores"
+
+
+BY_SHARE = model(arrays_of(rule({"estimate": -1.0, "user_share": -99.0})), "by share")
+
+
+@pytest.mark.parametrize(("spec", "model"), [(RLTUNE, BY_SHARE), (GIST, wild(1))])
+def test_agents_of_several_partitions_share_limits_as_the_controller_asks_them(
+    spec: PolicySpec, model: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each partition's agent decides within what those before it leave; no plan exceeds a limit."""
+    (tmp_path / "weights").mkdir()
+    about = model.about | {"knows": model.knows}
+    save_model(tmp_path / "weights/default.safetensors", model.agent, model.arrays, about)
+    spec = changed(spec, folder=str(tmp_path / "weights"), budget_s=600.0)
+    policy = ReplayPolicy(
+        name="a", order=model.agent, knows=model.knows, source="", backfill="skip", placement="best-fit", spec=spec,
+        model=model,
+    )  # fmt: skip
+    pool = Pool.of([NODE._replace(name=f"n{i}", partition="BA"[i % 2]) for i in range(4)])
+    decided = list[tuple[Snapshot, Plan]]()
+    with closing(Store.create_or_open(tmp_path)) as store:
+        decider = Decider(store)
+
+        def by_controller(snapshot: Snapshot, models: Any) -> Plan:
+            decided.append((snapshot, decider.decide(snapshot, {}).plan))
+            return decided[-1][1]
+
+        monkeypatch.setattr(snapshots, "decide", by_controller)
+        for seed, limits in enumerate((Limits(gpus=2, jobs=3), Limits(jobs=6))):
+            trace, group = drawn(seed, 100), np.arange(100) % 2
+            trace = replace(trace, submit=np.floor(trace.submit / 600) * 600, group=group, groups=("A", "B"))
+            asked, options = (trace, pool, policy), {"quotas": QuotaSet(Quotas(each=limits))}
+            fast, live = replay(*asked, **options), by_live_decisions(monkeypatch, *asked, **options)
+            np.testing.assert_array_equal(fast.start, live.start)
+            np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
+        assert store.fallbacks() == {}
+    assert not any(check(plan, snapshot)[1] for snapshot, plan in decided)
 
 
 def preempting(rank: RankingRule) -> ReplayPolicy:

@@ -110,12 +110,14 @@ def verdicts(trace_of: Callable[[], Trace]) -> list[str]:
 def test_times_may_touch_but_not_overlap_openb(put: Put) -> None:
     """Created, deleted, scheduled."""
     rows = [samples.OPENB.splitlines()[0]]
-    for number, times in enumerate(("5,9,5", "5,9,4", "5,5,5", "5,6,5", "0,1,0")):
+    for number, times in enumerate(("5,9,5", "5,9,4", "5,5,5", "5,6,5", "0,1,0", "-1,1,0")):
         rows.append(f"p{number},1000,1,1,1000,,,,{times}")
     for number, milli in enumerate((0, 1, 1000, 1001)):
         rows.append(f"m{number},1001,1,1,{milli},,LS,Running,5,9,5")
     trace = load(put("pods.csv", "\n".join(rows)))
-    assert verdicts(lambda: trace) == ["3 scheduled_time", "4 deletion_time", "7 gpu_milli", "10 gpu_milli"]
+    assert verdicts(lambda: trace) == [
+        "3 scheduled_time", "4 deletion_time", "7 creation_time", "8 gpu_milli", "11 gpu_milli",
+    ]  # fmt: skip
     assert dict(zip(trace.ids, trace.cores.tolist(), strict=True)) == {"p0": 1, "p3": 1, "p4": 1, "m1": 2, "m2": 2}
 
 

@@ -20,7 +20,7 @@ from gpusched.sim.engine.estimates import Estimates, new_estimates, note_arrival
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
 from gpusched.sim.engine.share import note_unreached, pair_up, release_pairs_once
-from gpusched.sim.engine.state import DECIDE, ENDED, READY, EventLog, Passes, Sim
+from gpusched.sim.engine.state import DECIDE, ENDED, READY, RUNNING, EventLog, Passes, Sim
 
 INVALID_OUTPUT = 3
 """A replay ended since the agent's output is NaN; one more code beside OVER, DECIDE and GROW (`engine.state`)."""
@@ -119,6 +119,7 @@ def _decide_all(sim: Sim, log: EventLog, passes: Passes, state: AgentQueue) -> i
     for i in range(sim.counter[READY]):
         enter(sim, state.waiting, state.size, sim.ready[i])
     renew_waiting(state.run_times, sim, passes, state.waiting[: state.size[0]])
+    begun = 0
     for partition in range(sim.dirty.size):
         if not sim.dirty[partition]:
             continue
@@ -133,9 +134,13 @@ def _decide_all(sim: Sim, log: EventLog, passes: Passes, state: AgentQueue) -> i
                 return INVALID_OUTPUT
         start_granted(sim, log, state.outcome, None)
         pair_up(sim.pairs, sim, log, passes, state.outcome, own, None)
-        if state.outcome.total[0] > 0:
-            remove_running(sim, state.waiting, state.size)
-        for i in range(state.outcome.total[0]):
-            _started(sim, state.outcome.started[i], state.agent)
-            note_begin(state.run_times, state.outcome.started[i])
+        begun += state.outcome.total[0]
+    if begun == 0:
+        return DECIDE
+    # only now: live, no partition's agent sees what starts in others at this decision
+    for job in state.waiting[: state.size[0]]:
+        if sim.state[job]["status"] == RUNNING:
+            _started(sim, job, state.agent)
+            note_begin(state.run_times, job)
+    remove_running(sim, state.waiting, state.size)
     return DECIDE

@@ -127,7 +127,7 @@ class GpuReadout:
         return self.answer
 
     def take(self, message: "dict[str, Any]") -> None:
-        """Fold in a message of the child."""
+        """Take in a message of the child."""
         if "kernel" in message:
             self.answer["kernel"] = message["kernel"]
         elif "count" in message:

@@ -376,8 +376,10 @@ def ask_component(name: str, question: Question) -> Ints:
         return _checked(choose(own), question)
     except (Unusable, NotCached):
         raise
+    except ComponentError as error:
+        raise Unusable(str(error)) from error
     except Exception as error:  # another's code: anything can be wrong with it
-        raise Unusable(f"{type(error).__name__}: {error}") from error
+        raise Unusable(installed("sizings", name).reason(error)) from error
 
 
 def component_error(name: str, why: str) -> ComponentError:

@@ -411,7 +411,8 @@ def _with_believed(sim: Sim, pace: Pace, believed: SharingBeliefs) -> Sim:
     both = np.pad(believed.speed[:, :, 1:], ((0, 0), (0, 1), (0, 1)), constant_values=1.0)
     beside = both[place][:, party][:, :, party]
     pace.runs["row"] = np.where((own < 0) & (party < 0), -1, np.arange(len(rows)))[row.reshape(-1)]
-    speed = np.concatenate((alone[:, :, None], alone[:, :, None] * beside), axis=2)
+    # by rows, as all tables of speeds: for another order in memory the whole replay would be compiled once more
+    speed = np.ascontiguousarray(np.concatenate((alone[:, :, None], alone[:, :, None] * beside), axis=2))
     pairs = Paired(believed.lost[place], believed.row, False, np.zeros(1, np.int64))
     return sim._replace(pace=pace._replace(kind=kind.reshape(-1), speed=speed), pairs=pairs)
 

@@ -34,7 +34,7 @@ from gpusched.sched.state import (
 )
 from gpusched.sim.engine.build import SimWorld, usage_scale
 from gpusched.sim.engine.estimates import Estimates, new_estimates, note_arrivals, note_begin, note_ends, renew_waiting
-from gpusched.sim.engine.ledger import other_changes
+from gpusched.sim.engine.ledger import drop_idle_repeat, other_changes
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
 from gpusched.sim.engine.share import pair_up, release_pairs_once, split_with
@@ -125,6 +125,8 @@ def decide_generic(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue) -> 
         for partition in range(sim.dirty.size):
             _decide(sim, log, passes, queue, partition, backfill)
     pair_waiting(sim.pairs, sim, log, passes, queue)
+    if sim.pairs is None and not queue.by_all:
+        drop_idle_repeat(sim.ledger, queue.waiting[: queue.size[0]], queue.outcome.code, backfill)
     sim.dirty[:] = 0
     if due:
         queue.next_s[0] = np.inf

@@ -14,7 +14,18 @@ import numpy as np
 from gpusched.compiled import jit
 from gpusched.model.limits import WEEK_S
 from gpusched.sched import bounds
-from gpusched.sched.state import Floats, Ints, QueueJobs, Records, filled
+from gpusched.sched.state import (
+    CONSERVATIVE,
+    LIMIT,
+    RESERVED,
+    RESOURCES,
+    SKIP,
+    Floats,
+    Ints,
+    QueueJobs,
+    Records,
+    filled,
+)
 from gpusched.traces.trace import Trace
 
 HOUR_S = 3600.0
@@ -34,7 +45,7 @@ class SimLedger(NamedTuple):
         used: ``int64[rows, HOURS]``: GPU seconds of runs that are over, by hour of the calendar (modulo HOURS).
         hour: ``int64[1]``: the hour of now; ``used`` has nothing older than seven days before it began.
         kept: ``int64[3]``: sum of ``used``; whether limits have changed at this instant though no job ended; whether
-            passes have charged limits that several partitions share since then.
+            passes have charged any since then.
         epoch: ``float64[1]``: Unix seconds of time 0.
         limit: ``float64[jobs]``: time limits, at most seven days; seconds.
         scale: Into how many parts a GPU is counted here (`sched.accounts.gpu_scale`); sizes of jobs are in GPUs.
@@ -114,10 +125,28 @@ def charge_limits(ledger: SimLedger | None, job: int) -> None:
 
 
 @jit
-def note_charged(ledger: SimLedger | None, job: int, partitions: int) -> None:
-    """Have all partitions decide again at this instant, as live: a job that held up others may now exceed a limit."""
-    if ledger is not None and partitions > 1 and ledger.account[job, 0] >= 0:
+def note_charged(ledger: SimLedger | None, job: int) -> None:
+    """Have all partitions decide again at this instant: a job that held up others may now exceed a limit.
+
+    Live the next cycle decides, some seconds later.
+    """
+    if ledger is not None and ledger.account[job, 0] >= 0:
         ledger.kept[2] = 1
+
+
+@jit
+def drop_idle_repeat(ledger: SimLedger | None, waiting: Ints, code: Ints, backfill: int) -> None:
+    """Have none decide again if no job that holds up others by rule (`kernel.by_rule`) exceeds a limit now."""
+    if ledger is None or ledger.kept[2] == 0:
+        return
+    ledger.kept[2] = 0
+    if backfill == SKIP:  # no job holds up others
+        return
+    for job in waiting:
+        holds_up = backfill == CONSERVATIVE or code[job] == RESOURCES or code[job] == RESERVED
+        if holds_up and code[job] != LIMIT and exceeds_limit(ledger, job):
+            ledger.kept[2] = 1
+            return
 
 
 @jit

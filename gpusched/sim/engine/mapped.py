@@ -12,7 +12,7 @@ from gpusched.model.policy import MAPPING_PLACES, Mapping
 from gpusched.sched.mapping.learned import TypeSpeeds
 from gpusched.sched.mapping.problem import MappingSolution, Problem
 from gpusched.sched.mapping.queue import MappingFacts, MappingReport, Solver, map_queue, unfit_of
-from gpusched.sched.state import BACKFILLS, EASY, PRIORITY, ClusterState, Floats, Ints
+from gpusched.sched.state import BACKFILLS, EASY, PRIORITY, ClusterState, Floats, Ints, ints
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.generic import dequeue_started, new_queue, ordered, update_queue
 from gpusched.sim.engine.loop import looped
@@ -133,6 +133,7 @@ class StagedRun:
         self._limit = world.passes.jobs.limit.copy()
         self._state = state_of(world.sim, world.passes, self._queue.outcome)
         self._map_queue = QueueMapper(world, self._state) if walk is None else None
+        self._begun: list[int] = []  # at this decision
         self._in_turn = world.policy.by_agent  # live an agent decides about one partition alone
 
     def __call__(self, log: EventLog) -> int:
@@ -153,6 +154,8 @@ class StagedRun:
         for waiting in queues.values():
             self._pair_up(log, waiting)
         set_wake(self._walk, sim)
+        self.started(ints(self._begun))
+        self._begun.clear()
         sim.dirty[:] = 0
         return DECIDE
 
@@ -169,7 +172,7 @@ class StagedRun:
         return ordered(self._world.sim, self._queue, partition)
 
     def started(self, jobs: Ints) -> None:
-        """Handle jobs that have just started."""
+        """Handle the jobs that have started at a decision, in any partition."""
 
     def _decide(self, log: EventLog, partition: int) -> Ints:
         """Place one partition's jobs, and start them in the engine; return its queue in order."""
@@ -204,7 +207,7 @@ class StagedRun:
 
     def _dequeue(self, waiting: Ints) -> None:
         outcome = self._queue.outcome
-        self.started(outcome.started[: outcome.total[0]])
+        self._begun += outcome.started[: outcome.total[0]].tolist()
         dequeue_started(self._world.sim, self._queue, waiting)
 
     @property

@@ -17,7 +17,7 @@ from gpusched.sched.backfill import note_release, protect, reserve
 from gpusched.sched.heaps import pop, push
 from gpusched.sched.place import choose
 from gpusched.sched.state import EASY, RACK, Ints, Resources
-from gpusched.sim.engine.ledger import exceeds_limit, usage_expired
+from gpusched.sim.engine.ledger import exceeds_limit, note_charged, usage_expired
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.placing import (
     ALIGNED,
@@ -141,6 +141,7 @@ def _start(sim: Sim, log: EventLog, passes: Passes, of: PlacingState, c: int, jo
     passes.jobs.shape[job] = shape
     start_job(sim, log, job, sim.chosen, 0, NOTHING_TAKEN, 0.0)
     if of.backfill == EASY:
+        note_charged(sim.ledger, job)
         request, guarded, late = shape_request(sim.shapes, shape), queue["first"] >= 0, end > queue["shadow"]
         note_release(sim.resources, passes.releases, request, job, end, late, guarded, passes.scratch)
         of.at[MOVES] = max(of.at[MOVES], int(late or of.rule == CHEAPEST))

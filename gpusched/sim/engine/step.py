@@ -194,7 +194,7 @@ def start_job(sim: Sim, log: EventLog, job: int, nodes: Ints, first: int, taken:
                 move_node(sim.by_free, node, sim.resources.gpus[node], sim.resources.gpus[node] - taken)
             take(sim.resources, request, node)
     else:
-        note_charged(sim.ledger, job, sim.dirty.size)
+        note_charged(sim.ledger, job)
     for part in range(request.parts):
         node = nodes[first + part]
         sim.held[offset + part] = node

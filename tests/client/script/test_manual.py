@@ -117,7 +117,7 @@ def test_an_unsupported_option_is_refused_by_name(site: Site) -> None:
 
 def test_test_only_is_a_dry_run(site: Site) -> None:
     site.inventory.write_text(INVENTORY)
-    site.fold()
+    site.apply_inbox()
     assert "would" in site.call("submit", "--test-only", "-p", "gpu", "--gres=gpu:1", "--", "true").ok().out
     assert not site.commands()
 
@@ -141,7 +141,7 @@ def test_a_job_that_names_no_partition_goes_to_the_default(site: Site) -> None:
     site.inventory.write_text(INVENTORY.replace("  old:\n", "  old:\n    default: true\n"))
     site.call("submit", "--json", "-G", "1", "--", "true").ok()
     assert site.only_submit().spec.partition == "old"
-    site.fold()
+    site.apply_inbox()
     assert "old*" in site.call("nodes").ok().out
     assert "old*" in site.call("flavors").ok().out
     both = INVENTORY.replace("    image: ", "    default: true\n    image: ")
@@ -165,7 +165,7 @@ def test_submit_warns_of_mpi_that_srun_will_refuse(site: Site) -> None:
 def test_show_fills_in_the_output_files(site: Site) -> None:
     site.inventory.write_text(INVENTORY)
     job = site.submit("-p", "gpu", "-G", "1", "-J", "ddp", "-o", "/o/%x-%j-%N", "-e", "/o/%a%%", "--", "true")
-    site.fold()
+    site.apply_inbox()
     text = site.call("show", job).ok().out
     assert f"/o/ddp-{job}-%N" in text
     assert "/o/0%" in text

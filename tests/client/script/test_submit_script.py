@@ -325,7 +325,7 @@ def test_the_controller_takes_no_script_that_the_client_would_refuse(site: Site)
 
 def test_a_dry_run_says_what_it_would_be(site: Site) -> None:
     (site.folder / "train.sh").write_text("#!/bin/sh\n#SBATCH -N 2 --gpus-per-node=4 --ntasks-per-node=4 -c 8 -t 60\n")
-    site.fold()
+    site.apply_inbox()
     text = site.call("submit", "-p", "gpu", "--mem-per-gpu", "16G", "--dry-run", "train.sh").ok().out
     assert "would request: 2 nodes, each 4 GPUs, 32 cores, 64G, 4 tasks, 1:00:00, in gpu" in text
 
@@ -465,7 +465,7 @@ def test_show_prints_the_script_as_it_was(site: Site, tmp_path: Path) -> None:
     assert site.call("show", job, "--script").ok().out == script
     assert site.call("show", "--json", "--script", job).ok().json == {"script": script}
     assert "4 lines" in site.call("show", job).ok().out
-    site.fold()
+    site.apply_inbox()
     assert site.call("show", job, "--script").ok().out == script
     other = site.submit("-p", "gpu", "--gpus", "1", "--", "true")
     done = site.call("show", other, "--script")
