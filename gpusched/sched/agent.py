@@ -54,7 +54,7 @@ class Context(NamedTuple):
         remarks: Partition -> what the plan is to say of its placement.
         stops: Running jobs to be preempted.
         reasons: Job id -> why it stays pending, instead of the reason by its code in ``outcome``.
-        waits: Job id -> until when it waits for a better place.
+        waits: As `Plan.waits`.
         costs: What places cost; None: the policy does not need it, or nothing was learned (`topology.live`).
     """
 

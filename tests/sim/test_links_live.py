@@ -98,10 +98,11 @@ def ordered(spec: PolicySpec, model: TrainedModel, backfill: Backfill = "skip") 
 
 @pytest.mark.parametrize("place", ["contention", "best-fit", "rack", "fastest"])
 def test_an_agent_orders_and_its_policy_places_as_live(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By cost a job that says no number of nodes has the fewest, as in their requests live."""
+    """By cost a job that says no number of nodes has the fewest, and costs what is known of these, as live."""
     spec = changed(RLTUNE, place=place, placement_wait_s=1500.0, mapping=Mapping(speeds=SPEEDS, window=8))
-    trace = jobs(4, 80)
-    some = replace(trace, nodes=np.where(np.arange(80) % 3, trace.nodes, -1))
+    trace, silent = jobs(4, 80), np.arange(80) % 3 == 0
+    gpus, profile = np.where(silent, 8, trace.gpus), np.where(silent, -1, trace.profile)
+    some = replace(trace, nodes=np.where(silent, -1, trace.nodes), gpus=gpus, profile=profile)
     result = both(monkeypatch, some, WIDE, ordered(spec, WILD[0]), failures=[Outage(1, 2000.0, 4000.0)])
     easy = both(monkeypatch, trace, WIDE, policy_of_spec(PolicySpec(name="e", place=place, backfill="skip")))
     assert (result.start != easy.start).any(), "by scores"
@@ -118,21 +119,27 @@ def test_agents_that_choose_nodes_themselves_do_so_as_live(monkeypatch: pytest.M
             replay(trace, WIDE, policy, network=network, placement="contention")
 
 
-def topology_agent(schedulers: int) -> ReplayPolicy:
+def topology_agent(schedulers: int, wait_s: float) -> ReplayPolicy:
     spec = PolicySpec(
-        name="t", agent="topology", place="contention", backfill="skip", schedulers=schedulers, placement_wait_s=0.0
+        name="t", agent="topology", place="contention", backfill="skip", schedulers=schedulers, placement_wait_s=wait_s
     )  # fmt: skip
     weights = np.random.default_rng(0)
     model = TrainedModel("topology", {n: weights.normal(0, 0.5, of) for n, of in SHAPES.items()}, {}, "", "wild")
     return ordered(spec, model)
 
 
-def test_for_agents_that_place_their_policy_decides_about_slices_as_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole GPUs' jobs go on several nodes, those in slices press on the same ways up."""
-    for seed in range(2):
-        result = both(monkeypatch, jobs(seed), POOL, topology_agent(1))
-        assert result.trace.profile is not None
-        assert (result.ran & (result.trace.profile >= 0)).sum() > 40
+@pytest.mark.parametrize(("schedulers", "wait_s"), [(1, 0.0), (1, 1500.0), (3, 1500.0)])
+def test_for_agents_that_place_their_policy_decides_about_slices_as_live(
+    schedulers: int, wait_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole GPUs' jobs go on several nodes, those in slices press on the same ways up.
+
+    A job's scheduler is drawn by its id. One that waits is decided about again, without an event, at the same times.
+    """
+    trace = replace(jobs(schedulers), ids=tuple(f"{i:09}" for i in range(120)))
+    result = both(monkeypatch, trace, POOL, topology_agent(schedulers, wait_s))
+    assert result.trace.profile is not None
+    assert (result.ran & (result.trace.profile >= 0)).sum() > 40
 
 
 ON_DEMAND = Pool.of(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.topology.auction import Auction, Site, new_auction, open_auction
-from gpusched.agents.topology.bids import offer_in_turn, settle
+from gpusched.agents.topology.bids import offer_in_turn, retries_at, settle
 from gpusched.agents.topology.network import SHAPES, TopologyWeights
 from gpusched.agents.topology.tape import new_tape
 from gpusched.compiled import jit
@@ -45,8 +45,6 @@ from gpusched.sim.replay import replay, to_the_end
 from gpusched.sim.result import ReplayResult
 from gpusched.traces.trace import Trace
 
-# A job that waits for a better place is looked at again after so long, or so much of its wait.
-_RETRY_S, _LATER = 600.0, 0.1
 # Code is compiled for each length of a tuple, for half a minute: one of a partition serves up to so many.
 _PARTITIONS = 4
 UNBOUNDED: Floats = np.array([np.inf])
@@ -115,8 +113,7 @@ def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, auction: Auction,
     settle(state, waiting, backfill, Priced(costs, auction))
     for job in waiting:
         if walk.outcome.code[job] == POLICY:
-            later = now + max(_RETRY_S, _LATER * (now - costs.since[job]))
-            of.wake[0] = min(of.wake[0], later, max(costs.since[job] + costs.wait_s[job], np.nextafter(now, np.inf)))
+            of.wake[0] = min(of.wake[0], retries_at(costs, job, now))
     begin(sim, log, passes, walk)
 
 
