@@ -231,14 +231,14 @@ class SnapshotRun:
 
     def _pending(self, job: int) -> PendingView:
         world, number = self._world, int(self._own_booking.get(job, -1))
-        spec, limit_s = self._spec(job), float(world.passes.jobs.limit[job])
+        spec, limit_s = self._spec(job), _limit_s(world, job)
         if spec.time_limit_s != limit_s:  # an estimate that was renewed
             spec = self._specs[job] = replace(spec, time_limit_s=limit_s)
         user, group = self._leaves[self._queue.leaf[job]]
         return PendingView(
             id=f"{job:09}", user=user, group=group, spec=spec, priority=int(self._priority[job]),
             submit_time=float(world.sim.jobs[job]["submit"]),
-            estimate_s=limit_s, bounds=self._bounds_of(job), reserved=self._reserved[number] if number >= 0 else None,
+            estimate_s=float(world.passes.jobs.limit[job]), bounds=self._bounds_of(job), reserved=self._reserved[number] if number >= 0 else None,
             preemptions=self._preemptions.get(job),
         )  # fmt: skip
 
@@ -335,6 +335,12 @@ def policy_of(world: SimWorld) -> PolicySpec:
     return replace(spec, order=policy.order, ties=policy.ties, place=place, backfill=policy.backfill)
 
 
+def _limit_s(world: SimWorld, job: int) -> float:
+    """Return a job's limit; to orders it is the run time that they know, to agents both are known."""
+    limit = float(world.trace.limit[job])
+    return limit if world.policy.by_agent and np.isfinite(limit) and limit > 0 else float(world.passes.jobs.limit[job])
+
+
 def _spec_of(world: SimWorld, job: int) -> JobSpec:
     """Return a job's request, as split into equal parts for the pool."""
     assert world.unsplit is not None
@@ -353,5 +359,5 @@ def _spec_of(world: SimWorld, job: int) -> JobSpec:
         partition=queue.removesuffix(inner_name("", profile)) if profile else queue, nodes=int(shape["parts"]),
         gpus_per_node=int(shape["gpus"]), cores_per_node=int(shape["cores"]), memory_mib_per_node=int(shape["memory"]),
         gpu_types=tuple(name for name in wanted if world.pool.gpu_types != ("",)),
-        time_limit_s=float(world.passes.jobs.limit[job]),  # type: ignore[arg-type]
+        time_limit_s=_limit_s(world, job),  # type: ignore[arg-type]
     )  # fmt: skip
