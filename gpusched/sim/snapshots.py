@@ -238,8 +238,8 @@ class SnapshotRun:
         return PendingView(
             id=f"{job:09}", user=user, group=group, spec=spec, priority=int(self._priority[job]),
             submit_time=float(world.sim.jobs[job]["submit"]),
-            estimate_s=float(world.passes.jobs.limit[job]), bounds=self._bounds_of(job), reserved=self._reserved[number] if number >= 0 else None,
-            preemptions=self._preemptions.get(job),
+            estimate_s=float(world.passes.jobs.limit[job]), bounds=self._bounds_of(job),
+            reserved=self._reserved[number] if number >= 0 else None, preemptions=self._preemptions.get(job),
         )  # fmt: skip
 
     def _running(self, job: int) -> RunningView:
