@@ -91,13 +91,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The decision on a snapshot: actions in order, and a reason for every job that stays pending.
 
     ``troubles``: partition -> why its agent's fallback decided, in one line. ``remarks``: partition -> of its mapping:
-    how many jobs, how near the best (place: milp).
+    how many jobs, how near the best (place: milp). ``waits``: job that waits for a better place -> when to decide
+    about it again at the latest (Unix seconds).
     """
 
     actions: tuple[Action, ...] = ()
     reasons: dict[str, Reason] = {}
     troubles: dict[str, str] = {}
     remarks: dict[str, str] = {}
+    waits: dict[str, float] = {}
 
 
 class Rejection(msgspec.Struct, frozen=True):

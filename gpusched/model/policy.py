@@ -184,7 +184,7 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
             return self
         if self.traits.orders:
             return self.effective_fallback
-        return msgspec.structs.replace(self, agent=None, agent_traits=None)  # no slice has sizes or placement costs
+        return msgspec.structs.replace(self, agent=None, agent_traits=None)  # agents size and place whole GPUs
 
     @property
     def effective_fallback(self) -> PolicySpec:

@@ -54,6 +54,7 @@ class Context(NamedTuple):
         remarks: Partition -> what the plan is to say of its placement.
         stops: Running jobs to be preempted.
         reasons: Job id -> why it stays pending, instead of the reason by its code in ``outcome``.
+        waits: As `Plan.waits`.
         costs: What places cost; None: the policy does not need it, or nothing was learned (`topology.live`).
     """
 
@@ -69,6 +70,7 @@ class Context(NamedTuple):
     remarks: dict[str, str]
     stops: list[Preempt]
     reasons: dict[str, Reason]
+    waits: dict[str, float]
     costs: Costs | None = None
 
     @property

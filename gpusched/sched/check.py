@@ -57,7 +57,7 @@ def check(plan: Plan, snapshot: Snapshot) -> tuple[Plan, tuple[Rejection, ...]]:
             reasons.pop(job_id, None)
         elif job_id not in reasons:
             reasons[job_id] = _NOT_CHOSEN
-    return Plan(actions=tuple(kept), reasons=reasons), tuple(rejections)
+    return Plan(actions=tuple(kept), reasons=reasons, waits=plan.waits), tuple(rejections)
 
 
 class _Ledger:

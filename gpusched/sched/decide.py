@@ -67,7 +67,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     if not eligible:
         return Plan(actions=with_joins(resizes, snapshot, world), reasons=reasons, troubles=troubles)
     waiting = waiting_of(eligible, world, usage_of(snapshot), snapshot)
-    effects = _Effects(troubles, {}, [], {}, [])
+    effects = _Effects(troubles, {}, [], {}, {}, [])
     outcome, blocks = _run(snapshot, world, waiting, models, effects)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     for queue, block in blocks.values():
@@ -78,10 +78,13 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     if (pairs := pairs_of(snapshot, waiting, outcome, chosen, _orders(blocks))) is not None:
         for start in pairs.starts:
             reasons.pop(start.job_id, None)
+            effects.waits.pop(start.job_id, None)
         begun += pairs.starts
     # last, as what starts goes before what grows
     actions: tuple[Action, ...] = (*effects.stops, *begun, *with_joins(resizes, snapshot, world, begun))
-    plan = Plan(actions=actions, reasons=reasons, troubles=effects.troubles, remarks=effects.remarks)
+    plan = Plan(
+        actions=actions, reasons=reasons, troubles=effects.troubles, remarks=effects.remarks, waits=effects.waits
+    )
     return joined(plan)
 
 
@@ -117,7 +120,7 @@ def ask(snapshot: Snapshot, job_id: str, partition: str) -> JobAnswer:
     world = node_arrays_of(snapshot)
     eligible = [job for job in snapshot.pending if ineligible(job, snapshot.now, policies) is None]
     waiting = waiting_of(eligible, world, usage_of(snapshot), snapshot)
-    effects = _Effects({}, {}, [], {}, [])
+    effects = _Effects({}, {}, [], {}, {}, [])
     outcome, blocks = _run(snapshot, world, waiting, None, effects)
     verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
     views, reasons = waiting.views, dict[str, Reason]()
@@ -165,6 +168,7 @@ class _Effects(NamedTuple):
     remarks: dict[str, str]
     stops: list[Preempt]
     reasons: dict[str, Reason]
+    waits: dict[str, float]
     kept: list[_ReservedNodes]
 
 
@@ -191,7 +195,7 @@ def _run(
             continue
         context = Context(
             name, policy, snapshot, world, waiting, releases, rng, scratch, outcome, effects.remarks, effects.stops,
-            effects.reasons, costs,
+            effects.reasons, effects.waits, costs,
         )  # fmt: skip
         if models is not None and policy.agent is not None and not policy.traits.sizes:
             blocks[name] = decide_by_agent(context, models.get(base_of(name)), _staged, effects.troubles)

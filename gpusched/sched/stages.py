@@ -68,6 +68,7 @@ def set_wait_reasons(context: Context, costs: Costs, waits: Map[int, float]) -> 
         own, harm = costs.wait_cost[job].tolist()
         message = better_place_text(own, harm, until, context.snapshot.now)
         context.reasons[context.waiting.views[job].id] = Reason(code=ReasonCode.POLICY, message=message)
+        context.waits[context.waiting.views[job].id] = until
 
 
 def _place_by_mapping(context: Context, queue: Ints) -> QueueBlock:

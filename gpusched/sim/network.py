@@ -13,6 +13,7 @@ import numpy as np
 from gpusched.errors import FileError, UnreadableFile, UsageError
 from gpusched.model.interference import JobClassEstimate, job_class_of
 from gpusched.model.topology import Topology
+from gpusched.sched.slicenames import base_of
 from gpusched.sched.state import Floats, Ints
 from gpusched.sched.topology.live import SlowdownTable, learned_tree
 from gpusched.sched.topology.slowdown import KIND, SlowdownModel
@@ -20,6 +21,7 @@ from gpusched.sched.topology.tree import tree_of
 from gpusched.sim.engine.placing import LearnedClasses, PlacementNetwork
 from gpusched.sim.pool import Pool, demand_of, most_nodes, node_counts
 from gpusched.sim.profiles.measured import rows_of
+from gpusched.sim.slicing import split_nodes
 from gpusched.traces.readers.columns import open_text
 from gpusched.traces.trace import Trace
 
@@ -80,7 +82,12 @@ def network_for(topology: Topology, trace: Trace, pool: Pool) -> tuple[Placement
         f"what links cost by {machine} figures of {', '.join(kinds)}: {int((named >= 0).sum())} jobs by their model, "
         f"the others' drawn; {found} of {len(pool)} nodes are in the topology"
     )
-    return PlacementNetwork(tree_of(topology, pool.names), machines()[machine].model(), kind), note
+    return PlacementNetwork(tree_of(topology, _hosts(trace, pool)), machines()[machine].model(), kind), note
+
+
+def _hosts(trace: Trace, pool: Pool) -> list[str]:
+    """Return the node of each row of a replay, by name: those of MIG slices hang where their node does, as live."""
+    return [base_of(name) for name in split_nodes(trace, pool)[1].names]
 
 
 def learned_network(
@@ -91,6 +98,8 @@ def learned_network(
     ``known``: estimates by job class, some. A job's class is of its user and name; nodes without a switch share only
     their own links.
     """
+    names = _hosts(trace, pool)
+    trace, pool, _ = split_nodes(trace, pool)
     table, demand = SlowdownTable(known), demand_of(trace, pool)
     columns = np.column_stack((trace.user, trace.model, trace.gpus, most_nodes(trace, False), demand.shape))
     distinct, index = np.unique(columns, axis=0, return_inverse=True)
@@ -101,7 +110,7 @@ def learned_network(
         counts = tuple(node_counts(pool, demand, shape, most)) if shape >= 0 else ()
         rows[i], measured[i] = table.row(name, gpus, counts or (1,)), name in known
         of[i] = classes.setdefault(name, len(classes))
-    tree = learned_tree(topology, pool.names, table)
+    tree = learned_tree(topology, names, table)
     model, sure = (table.model(len(pool), unknown) for unknown in (True, False))
     index = index.reshape(-1)
     count, learned = int(measured[index].sum()), LearnedClasses(table, tuple(classes), of[index])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from gpusched.sched.sizing.question import Menus
 from gpusched.sched.state import (
     BACKFILLS,
     OK,
+    RACK,
     RACK_ROOM,
     Ints,
     Records,
@@ -28,7 +30,7 @@ from gpusched.sched.state import (
     new_releases,
     no_calendar,
 )
-from gpusched.sched.topology.contention import layouts_of, new_search
+from gpusched.sched.topology.contention import JobLayouts, layouts_of, new_search
 from gpusched.sched.topology.live import SlowdownTable
 from gpusched.sched.topology.load import new_load
 from gpusched.sched.topology.queue import Costs
@@ -36,6 +38,7 @@ from gpusched.sched.topology.slowdown import KIND, SlowdownModel
 from gpusched.sched.topology.tree import NetworkTree, new_use, tree_of
 from gpusched.sim.engine.build import SimWorld, most_parts_running
 from gpusched.sim.engine.generic import new_queue
+from gpusched.sim.engine.mapped import is_mapped
 from gpusched.sim.engine.placing import (
     ALIGNED,
     BALANCED,
@@ -55,7 +58,7 @@ from gpusched.sim.engine.placing import (
 from gpusched.sim.engine.placing_walk import Walk
 from gpusched.sim.engine.state import SHAPE, Links, SizeClasses
 from gpusched.sim.engine.step import mark_never
-from gpusched.sim.policies import ReplayPolicy
+from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import most_nodes, node_counts
 from gpusched.traces.trace import Trace
 
@@ -78,15 +81,24 @@ _NOT_LIVE = ("random", "load-balancing", "tetris")  # sizes are for what is plac
 
 def takes_costs(policy: ReplayPolicy) -> bool:
     """Return whether the policy can be replayed where placement costs something."""
-    if policy.places:
-        return True
-    if policy.kind in ("preemptive", "agent") or policy.placement not in RULES:
-        return False
     if policy.chooses_sizes and policy.placement in _NOT_LIVE:
         return False
-    if policy.placement == "random":  # is drawn by the index
-        return policy.kind == "static" and policy.backfill != "conservative"
-    return policy.placement != "contention" or policy.backfill != "conservative"
+    return policy.placement != "contention" or not (policy.preempts or policy.backfill == "conservative")
+
+
+def lays_out(world: SimWorld) -> bool:
+    """Return whether nodes are chosen for the possible layouts of jobs (`with_ways`), not for the jobs as they are.
+
+    As live, policies that place by mapping or at random, agents, and policies that stop jobs look at no layouts.
+    """
+    policy, rule, network = world.policy, world.rule, world.options.network
+    if network is not None and network.keeps_nodes:  # these are jobs' own requests
+        return True
+    if world.by_snapshot or (rule not in RULES and not policy.places):
+        return False
+    if policy.kind in ("preemptive", "agent"):
+        return policy.places
+    return rule != "random" or (policy.kind == "static" and policy.backfill != "conservative")  # drawn by the index
 
 
 def walks(world: SimWorld) -> bool:
@@ -94,7 +106,7 @@ def walks(world: SimWorld) -> bool:
 
     A job that has waited for longer may take a place that those before it do not.
     """
-    if world.options.network is None:
+    if world.options.network is None or not lays_out(world):
         return False
     if world.options.network.sure is not None and RULES.get(world.rule) == CHEAPEST:
         return True  # only the walk leaves out of a wait what is not sure
@@ -136,14 +148,44 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     """
     network = world.options.network
     assert network is not None
+    if world.sim.links is not None:
+        return _with_own_requests(world, world.sim.links)
     most = most_nodes(world.trace, network.keeps_nodes)
     asked = np.stack((world.demand.shape, network.kind, most, _one_rack(world.trace, network)), axis=-1)
     world, placing, _ = _with_classes(world, asked[:, None])
     return world, placing
 
 
-def with_ways_at_sizes(world: SimWorld, menus: Menus, menu: Ints, request: Ints) -> tuple[SimWorld, PlacingState]:
-    """Do the same for jobs at each of their sizes.
+def _with_own_requests(world: SimWorld, links: Links) -> tuple[SimWorld, PlacingState]:
+    """Do so for the jobs as they are, on these links: of an agent that leaves nodes to its policy's placement."""
+    network, shape = world.options.network, world.demand.shape
+    assert network is not None
+    kind, runs = network.kind.copy(), np.flatnonzero(shape >= 0)
+    if (learned := network.learned) is not None:
+        kind[runs] = _learned_rows(world, learned, learned.of[runs], shape[runs])
+        world = _with_models(world)
+    asked = np.stack((shape, kind, np.zeros_like(kind), np.zeros_like(kind)), axis=-1)
+    world, placing, _ = _with_classes(world, asked[:, None])
+    assert world.sim.links is not None
+    for name in ("kind", "best"):
+        world.sim.links.load.jobs[name] = links.load.jobs[name]
+    return world, placing
+
+
+def _learned_rows(world: SimWorld, learned: LearnedClasses, of: Ints, shape: Ints) -> Ints:
+    """Return the kinds of jobs of learned classes with these requests, over as many nodes as they say."""
+    found, index = np.unique(np.column_stack((of, shape)), axis=0, return_inverse=True)
+    rows = [
+        learned.table.row(learned.names[name], _gpus_of(world, one), (int(world.sim.shapes["parts"][one]),))
+        for name, one in found.tolist()
+    ]
+    return ints(rows)[index.reshape(-1)]
+
+
+def with_ways_at_sizes(
+    world: SimWorld, menus: Menus, menu: Ints, request: Ints
+) -> tuple[SimWorld, PlacingState | None]:  # fmt: skip
+    """Do the same for jobs at each of their sizes; None: the policy looks at no layouts (`lays_out`).
 
     As live, a resizable job is over as many nodes as its request at a size says.
 
@@ -165,23 +207,24 @@ def with_ways_at_sizes(world: SimWorld, menus: Menus, menu: Ints, request: Ints)
     kind = np.repeat(network.kind[:, None], shape.shape[1], axis=1)
     if (learned := network.learned) is not None:
         at = np.nonzero(resizable[:, None] & (shape >= 0))
-        found, index = np.unique(np.column_stack((learned.of[at[0]], shape[at])), axis=0, return_inverse=True)
-        rows = [
-            learned.table.row(learned.names[name], _gpus_of(world, one), (int(world.sim.shapes["parts"][one]),))
-            for name, one in found.tolist()
-        ]
-        kind[at] = ints(rows)[index.reshape(-1)]
+        kind[at] = _learned_rows(world, learned, learned.of[at[0]], shape[at])
         world = _with_models(world)
     asked = np.stack((shape, kind, most, one_rack), axis=-1)
+    if not lays_out(world):
+        return _with_links(world, asked, request), None
     world, placing, classes = _with_classes(world, asked)
-    nowhere, size = np.nonzero((shape[:, 1:-1] >= 0) & (classes[:, 1:-1] < 0))
+    nowhere, size = np.nonzero((shape[:, 1:-1] >= 0) & (classes.at[:, 1:-1] < 0))
     menus.shape[menu[nowhere], size] = -1  # a job in one rack only may have no size that no rack has
-    links, ways = world.sim.links, placing.ways
+    links = world.sim.links
     assert links is not None
-    gpus: Ints = placing.classes["gpus"]
-    own = classes[:, -1].copy() if (request >= 0).any() else np.zeros(0, np.int64)
-    at_sizes = SizeClasses(classes[:, 1:-1].copy(), ways.kind.copy(), gpus.copy(), ways.best.copy(), own)
-    return world._replace(sim=world.sim._replace(links=links._replace(sizes=at_sizes))), placing
+    return world._replace(sim=world.sim._replace(links=_at_sizes(links, classes, request))), placing
+
+
+def _at_sizes(links: Links, classes: _Classes, request: Ints) -> Links:
+    """Return the links for jobs that change size; ``classes.at``: as submitted, at each size, and their own."""
+    own = classes.at[:, -1].copy() if (request >= 0).any() else np.zeros(0, np.int64)
+    ways, of = classes.ways, classes.at[:, 1:-1].copy()
+    return links._replace(sizes=SizeClasses(of, ways.kind.copy(), classes.gpus.copy(), ways.best.copy(), own))
 
 
 OWN = -1
@@ -235,7 +278,115 @@ def _with_models(world: SimWorld) -> SimWorld:
     return world._replace(options=replace(world.options, network=network._replace(model=model, sure=sure)))
 
 
-def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState, Ints]:
+def is_staged(world: SimWorld) -> bool:
+    """Return whether an agent's jobs are placed by mapping or by what placement costs, as its policy says."""
+    by_cost = world.options.network is not None and world.rule == "contention"
+    return is_mapped(world) or (by_cost and not world.policy.places)
+
+
+def staged(world: SimWorld) -> tuple[SimWorld, Walk | None]:
+    """Return the world for `engine.mapped.StagedRun`, and the passes by cost; None: a mapping places the jobs."""
+    if is_mapped(world):
+        return world, None
+    spec = world.policy.spec
+    if spec is not None:
+        world = world._replace(policy=replace(world.policy, placement_wait_s=float(spec.placement_wait_s)))
+    return walked(*with_ways(world))
+
+
+class _Classes(NamedTuple):
+    """Jobs that differ in nothing that placement looks at are one class: the queue is decided class by class.
+
+    Attributes:
+        queue, gpus: ``int64[classes]``: the partition that they wait in, and the GPUs of each.
+        at: ``int64[jobs, n]``: the class of each request; -1: none.
+        ways: Of each class, in the rule's order.
+        most: ``int64[jobs]``: nodes of a job's largest layout.
+    """
+
+    queue: Ints
+    gpus: Ints
+    at: Ints
+    ways: JobLayouts
+    most: Ints
+
+
+def _classes_of(world: SimWorld, asked: Ints, rule: int) -> tuple[SimWorld, _Classes]:
+    """Return the classes of requests as in `_with_classes`, and the world with every request that one may have."""
+    network = world.options.network
+    assert network is not None
+    world = world._replace(passes=world.passes._replace(scratch=world.passes.scratch._replace(racks=racks_in(world))))
+    runs = np.nonzero(asked[..., 0] >= 0)
+    columns = np.column_stack((asked[runs], *(own[runs[0]] for own in _limits(world))))
+    found, index = np.unique(columns, axis=0, return_inverse=True)
+    distinct: Ints = found[:, :4].astype(np.int64)
+    world, laid_out = _with_shapes(world, distinct, rule)
+    # A job with too small a reservation has no layout, and never runs.
+    nowhere = np.array([not found for found in laid_out], np.bool_)
+    at = np.full(asked.shape[:2], -1, np.int64)
+    at[runs] = np.where(nowhere, -1, np.arange(len(found)))[index.reshape(-1)]
+    passes, kinds = world.passes, distinct[:, 1].astype(np.int64)
+    masks, requests = passes.jobs.masks, passes.requests
+    ways = layouts_of(network.tree, network.model, kinds, laid_out, passes.usable, masks, requests, passes.scratch)
+    most = np.array(
+        [max((int(world.sim.shapes["parts"][s]) for s in found), default=0) for found in laid_out], np.int64
+    )
+    gpus = ints([_gpus_of(world, shape) for shape in distinct[:, 0].tolist()])
+    return world, _Classes(
+        world.sim.shapes["queue"][distinct[:, 0]], gpus, at, ways, np.append(most, 0)[at].max(axis=1, initial=0)
+    )
+
+
+def _links_of(world: SimWorld, classes: _Classes, of: Ints) -> Links:
+    """Return the links, empty, for jobs of these classes, ``of: int64[jobs]``; those of no class never run."""
+    network, ways = world.options.network, classes.ways
+    assert network is not None
+    kind, gpus, best = (np.append(own, none)[of] for own, none in ((ways.kind, 0), (classes.gpus, 0), (ways.best, 1.0)))
+    tree, found = network.tree, np.zeros(len(of), np.int64)
+    load = new_load(tree, kind, gpus, best, _uses(world, tree))
+    return Links(tree, network.model, load, new_use(tree), np.zeros(len(tree.weight)), found)
+
+
+def with_links(world: SimWorld) -> SimWorld:
+    """Return the world in which jobs slow each other down over links, for policies that look at no layouts.
+
+    A job goes as fast as recorded on the best of its layouts, whatever policy it is replayed under.
+
+    Raises:
+        UsageError: The policy's placement means nothing here.
+    """
+    network = world.options.network
+    assert network is not None
+    asked = np.stack((world.demand.shape, network.kind, most_nodes(world.trace, network.keeps_nodes)), axis=-1)
+    return _with_links(world, np.pad(asked, ((0, 0), (0, 1)))[:, None])
+
+
+def _with_links(world: SimWorld, asked: Ints, request: Ints | None = None) -> SimWorld:
+    """Return it with the links of jobs with these requests; ``request``: as `with_ways_at_sizes` has it, else None."""
+    _check_costs(world)
+    scratch = world.passes.scratch
+    laid_out, classes = _classes_of(world, asked, FEWEST)
+    links = _links_of(laid_out, classes, classes.at[:, 0])
+    if request is not None:
+        links = _at_sizes(links, classes, request)
+    if request is not None or PLACEMENTS.get(world.rule) == RACK:
+        scratch = scratch._replace(racks=racks_in(world))
+    return world._replace(sim=world.sim._replace(links=links), passes=world.passes._replace(scratch=scratch))
+
+
+def _check_costs(world: SimWorld) -> None:
+    """Raise UsageError if the policy's order, backfill or placement means nothing where placement costs something."""
+    network = world.options.network
+    assert network is not None
+    if not network.keeps_nodes and not takes_costs(replace(world.policy, placement=world.rule)):
+        raise UsageError(
+            f"{world.policy.name} (placement {world.rule}) cannot be replayed with placement costs",
+            "contention goes with policies that stop no jobs and without conservative backfill, load-balancing, tetris "
+            "and random with policies that choose no sizes",
+        )
+
+
+def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState, _Classes]:
     """Do so for ``int64[jobs, n, 4]``: request (-1: none), kind, `most_nodes` or OWN, and whether in one rack only.
 
     Also return their classes.
@@ -247,67 +398,41 @@ def _with_classes(world: SimWorld, asked: Ints) -> tuple[SimWorld, PlacingState,
     asked = np.concatenate((asked, early), axis=1)
     network, rule = world.options.network, RULES.get(world.rule, FIRST)
     assert network is not None
-    backfill = world.policy.backfill
-    if not network.keeps_nodes and not takes_costs(replace(world.policy, placement=world.rule)):
-        raise UsageError(
-            f"{world.policy.name} (placement {world.rule}) cannot be replayed with placement costs",
-            f"one that stops no jobs, and one of {', '.join(rule for rule in RULES if rule not in _NOT_LIVE)}, "
-            "contention without conservative backfill; without sizes also load-balancing, tetris, random without an "
-            "order that changes or conservative backfill: say --policy fifo-skip --placement rack-wait",
-        )
-    demand, trace, tree = world.demand, world.trace, network.tree
-    racks = filled(RACK_ROOM, len(tree.rack), number=_racks(tree))
-    world = world._replace(passes=world.passes._replace(scratch=world.passes.scratch._replace(racks=racks)))
-    runs = np.nonzero(asked[..., 0] >= 0)
-    # Jobs that differ in nothing that placement looks at are one class: the queue is decided class by class.
-    columns = np.column_stack((asked[runs], *(own[runs[0]] for own in _limits(world))))
-    found, index = np.unique(columns, axis=0, return_inverse=True)
-    distinct: Ints = found[:, :4].astype(np.int64)
-    world, laid_out = _with_shapes(world, distinct, rule)
-    # A job with too small a reservation has no layout, and never runs.
-    nowhere = np.array([not found for found in laid_out], np.bool_)
-    at_size = np.full(asked.shape[:2], -1, np.int64)
-    at_size[runs] = np.where(nowhere, -1, np.arange(len(found)))[index.reshape(-1)]
-    of: Ints = at_size[:, 0].copy()
+    _check_costs(world)
+    demand, trace, backfill = world.demand, world.trace, world.policy.backfill
+    world, classes = _classes_of(world, asked, rule)
+    of: Ints = classes.at[:, 0].copy()
     nowhere_in_one_rack = np.flatnonzero((of < 0) & (asked[:, 0, 0] >= 0) & (asked[:, 0, 3] != 0)).tolist()
     demand.infeasible.update(dict.fromkeys(nowhere_in_one_rack, "no rack has so many large enough nodes"))
     world.sim.jobs["shape"][of < 0] = -1
     world = world._replace(never=world.never + int(mark_never(world.sim)))
-    passes, kinds = world.passes, distinct[:, 1].astype(np.int64)
-    masks, requests = passes.jobs.masks, passes.requests
-    ways = layouts_of(tree, network.model, kinds, laid_out, passes.usable, masks, requests, passes.scratch)
-    shapes, classes = world.sim.shapes, len(distinct)
     # A job's nodes are written at its offset; its largest layout bounds how many they can be.
-    most = np.array([max((int(shapes["parts"][s]) for s in found), default=0) for found in laid_out], np.int64)
-    most = np.append(most, 0)[at_size].max(axis=1)
+    most = classes.most
     world.sim.jobs["offset"] = np.cumsum(most) - most
-    # Jobs of no class never run, so that their load on links stays 0.
-    gpus = ints([_gpus_of(world, shape) for shape in distinct[:, 0].tolist()])
-    load = new_load(
-        tree, np.append(ways.kind, 0)[of], np.append(gpus, 0)[of], np.append(ways.best, 1.0)[of], _uses(world, tree)
-    )  # fmt: skip
-    links = Links(tree, network.model, load, new_use(tree), np.zeros(len(tree.weight)), np.zeros(len(trace), np.int64))
+    passes, links = world.passes, _links_of(world, classes, of)
     world = world._replace(
         sim=world.sim._replace(held=np.full(int(most.sum()), -1, np.int64), links=links),
         passes=passes._replace(
             jobs=passes.jobs._replace(shape=demand.shape.copy()), releases=_releases(world, most) or passes.releases
         ),
     )
-    queue = world.sim.shapes["queue"][distinct[:, 0]]
-    queues = len(world.sim.dirty)
+    queues, many = len(world.sim.dirty), len(classes.gpus)
     own_wait_s = world.policy.placement_wait_s
     # a live policy uses its own wait, and blocks nothing for a job that has waited for long
     wait_s, hold_s = (network.wait_s, network.hold_s) if own_wait_s is None else (own_wait_s, np.inf)
     return world, PlacingState(
         rule=rule, wait_s=wait_s, most_wait_s=np.inf if own_wait_s is None else own_wait_s,
-        patience_s=network.patience_s, hold_s=hold_s, ways=ways, of=of, next=np.full(len(trace), -1, np.int64),
-        classes=filled(CLASS, classes, queue=queue, gpus=gpus, head=-1, tail=-1, looked=-1, rests=-1, rests_late=-1),
+        patience_s=network.patience_s, hold_s=hold_s, ways=classes.ways, of=of,
+        next=np.full(len(trace), -1, np.int64),
+        classes=filled(
+            CLASS, many, queue=classes.queue, gpus=classes.gpus, head=-1, tail=-1, looked=-1, rests=-1, rests_late=-1
+        ),
         queues=filled(QUEUE, queues, held=len(trace), oldest=len(trace), first=-1, shadow=np.inf),
-        wake=np.full(1, np.inf), at=np.zeros(2, np.int64),
-        order=new_heap(classes + 1), fits=np.zeros(len(ways.shape) + 1, np.int64), search=new_search(tree),
+        wake=np.full(1, np.inf), at=np.zeros(2, np.int64), order=new_heap(many + 1),
+        fits=np.zeros(len(classes.ways.shape) + 1, np.int64), search=new_search(network.tree),
         backfill=BACKFILLS[backfill], usable=passes.usable.gpus.copy(),
-        early=at_size[: len(trace) if trace.spreads else 0, count:].copy(),
-    ), at_size[:, :count]  # fmt: skip
+        early=classes.at[: len(trace) if trace.spreads else 0, count:].copy(),
+    ), classes._replace(at=classes.at[:, :count])  # fmt: skip
 
 
 def _limits(world: SimWorld) -> tuple[Ints, ...]:
@@ -317,6 +442,13 @@ def _limits(world: SimWorld) -> tuple[Ints, ...]:
         return ()
     account = ledger.account[: len(world.trace)]
     return account[:, 0], account[:, 2] * bool((ledger.row >= 0).any())
+
+
+def racks_in(world: SimWorld) -> Records:
+    """Return work space for the racks of nodes, ``RACK_ROOM[nodes]``."""
+    assert world.options.network is not None
+    tree = world.options.network.tree
+    return filled(RACK_ROOM, len(tree.rack), number=_racks(tree))
 
 
 def _racks(tree: NetworkTree) -> Ints:
@@ -437,6 +569,8 @@ def walked(world: SimWorld, of: PlacingState) -> tuple[SimWorld, Walk]:
         last_pass=np.full((2, classes), -1), class_cost=np.zeros((2, classes, 2)), wait_cost=np.zeros((jobs, 2)),
         search=of.search,
     )  # fmt: skip
+    if world.policy.by_agent:  # it looks at no other layouts
+        alone_s = np.zeros(jobs)
     queue = new_queue(world)
     return world, Walk(
         of._replace(ways=laid_out), costs, ways.shape, alone_s, wait_s, of.of.copy(), ways.best.copy(), queue,

@@ -29,7 +29,7 @@ from gpusched.sim.engine.build import (
     world_of,
 )
 from gpusched.sim.engine.generic import chooser_for, component_run, is_by_component, new_queue, run_generic
-from gpusched.sim.engine.mapped import MappedRun, is_mapped
+from gpusched.sim.engine.mapped import StagedRun, is_mapped
 from gpusched.sim.engine.placing_index import run_placed
 from gpusched.sim.engine.placing_walk import run_walk, walk_by_component
 from gpusched.sim.engine.preempt import PREEMPTIVE_CODES, Preemptive, new_filling, new_plan, run_preemptive
@@ -38,7 +38,7 @@ from gpusched.sim.engine.sized import run_sized
 from gpusched.sim.engine.state import ARRIVED, GROW, IN_SYSTEM, EventLog, Passes, Sim, grown
 from gpusched.sim.engine.static import LAST, Fixed, run_merged, run_strict
 from gpusched.sim.engine.waitlist import new_waitlist
-from gpusched.sim.placed import one_node_network, walked, walks, with_ways
+from gpusched.sim.placed import is_staged, lays_out, one_node_network, walked, walks, with_links, with_ways
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy, policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.profiles import Profiles
@@ -72,7 +72,7 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     policy = policy_by_name(policy) if isinstance(policy, str) else policy
     if policy.chooses_sizes and settings.elastic is None:
         settings = replace(settings, elastic=elastic_of(trace))
-    world = world_of(trace, pool, policy, settings)
+    world = _linked(world_of(trace, pool, policy, settings))
     kind = next(kind for kind in KINDS if kind.applies(world))
     _compile_for(world, kind)
     world, run = kind.ready(world)
@@ -83,6 +83,12 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     result = result_of(world, log, time.perf_counter() - begin)
     notes = getattr(run, "notes", ())
     return replace(result, notes=(*result.notes, *notes)) if notes else result
+
+
+def _linked(world: SimWorld) -> SimWorld:
+    """Return the world with the links that slow jobs down, where its run does not prepare these with their layouts."""
+    by_itself = world.options.network is None or lays_out(world) or (_is_sized(world) and not world.by_snapshot)
+    return world if by_itself else with_links(world)
 
 
 def to_the_end(world: SimWorld, log: EventLog, run: Runner) -> EventLog:
@@ -154,7 +160,8 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
         topology=options.topology,
         quotas=None if sim.ledger is None else QuotaSet(Quotas(each=Limits(jobs=1))),
     )
-    tiny, run = kind.ready(world_of(one_job(500 if parts else WHOLE), Pool.uniform(1, 1), world.policy, alike))
+    tiny = _linked(world_of(one_job(500 if parts else WHOLE), Pool.uniform(1, 1), world.policy, alike))
+    tiny, run = kind.ready(tiny)
     to_the_end(tiny, log_of(tiny), run)
 
 
@@ -207,6 +214,11 @@ def _sized(world: SimWorld) -> tuple[SimWorld, Runner]:
     return world, SizedRun(world, sizer)
 
 
+def _is_laid_out(world: SimWorld) -> bool:
+    """Return whether nodes are chosen for the layouts of jobs, where placement costs something."""
+    return world.options.network is not None and lays_out(world)
+
+
 def _by_snapshot(world: SimWorld) -> tuple[SimWorld, Runner]:
     from gpusched.sim.snapshots import SnapshotRun  # other replays start faster without
 
@@ -219,7 +231,9 @@ def _by_agent(world: SimWorld) -> tuple[SimWorld, Runner]:
     assert model is not None
     agent, replay = model.agent, agent_parts(model.agent).replay
     assert replay is not None
-    if is_mapped(world) and not replay().maps(model):
+    # one that chooses nodes itself does so whatever its own file says, as live
+    asked = is_mapped(world) or (is_staged(world) and world.rule != world.policy.placement)
+    if asked and not replay().maps(model):
         problem = f"{world.policy.name} cannot be combined with --placement {world.rule}"
         raise UsageError(problem, "use another placement")
     try:
@@ -243,8 +257,8 @@ def _naming(agent: str, run: Runner) -> Runner:
 
 
 def _by_component(world: SimWorld) -> tuple[SimWorld, Runner]:
-    chooser = chooser_for(world)
-    if world.options.network is None:
+    chooser, network = chooser_for(world), world.options.network
+    if network is None or not network.keeps_nodes:
         return world, component_run(world, chooser)
     world, walk = walked(*with_ways(world))
     return world, walk_by_component(world, walk, chooser)
@@ -274,10 +288,10 @@ KINDS = (
     RunKind("placing agent", lambda w: w.policy.places, _by_agent),
     RunKind("sized by cost", lambda w: _is_sized(w) and w.options.network is not None, _sized, run_sized, 1),
     RunKind("placed walk", walks, lambda w: _by(run_walk, *walked(*with_ways(w))), run_walk, 1),
-    RunKind("placed", lambda w: w.options.network is not None, lambda w: _by(run_placed, *with_ways(w)), run_placed, 1),
+    RunKind("placed", _is_laid_out, lambda w: _by(run_placed, *with_ways(w)), run_placed, 1),
     RunKind("sized", _is_sized, _sized, run_sized, 1),
     RunKind("agent", lambda w: w.policy.by_agent, _by_agent),
-    RunKind("mapped", is_mapped, lambda w: (w, MappedRun(w))),
+    RunKind("mapped", is_mapped, lambda w: (w, StagedRun(w))),
     RunKind("preemptive", lambda w: w.policy.kind == "preemptive", _preemptive, run_preemptive),
     RunKind("generic", lambda w: w.generic, lambda w: _by(run_generic, w, new_queue(w)), run_generic),
     RunKind("strict", _is_strict, lambda w: _by(run_strict, w, _fixed(w, True)), run_strict),

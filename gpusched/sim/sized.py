@@ -87,10 +87,11 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
     if elastic.cores is not None or elastic.memory_mib is not None:
         world, request = with_own_requests(world)
     jobs, most = len(world.trace), menus.sizes.shape[1]
-    if world.options.network is None:
-        world, walk = _with_room(world, menus, menu), None
-    else:
+    walk: Walk | None = None
+    if world.options.network is not None:
         world, walk = _with_costs(world, menus, menu, request)
+    if walk is None:
+        world = _with_room(world, menus, menu)
     world = world._replace(
         knowledge=world.knowledge._replace(knows=KNOWS, notes=(*world.knowledge.notes, *notes)),
         policy=replace(world.policy, knows=KNOWS),
@@ -157,8 +158,10 @@ def _with_room(world: SimWorld, menus: Menus, menu: Ints) -> SimWorld:
     return world._replace(sim=sim, passes=passes)
 
 
-def _with_costs(world: SimWorld, menus: Menus, menu: Ints, request: Ints) -> tuple[SimWorld, Walk]:
+def _with_costs(world: SimWorld, menus: Menus, menu: Ints, request: Ints) -> tuple[SimWorld, Walk | None]:
     """Return the world with the possible layouts of each job at each of its sizes, and the state of passes by cost.
+
+    None: the policy looks at no layouts, and links only slow its jobs down.
 
     Raises:
         UsageError: The policy cannot be replayed with placement costs.
@@ -169,7 +172,8 @@ def _with_costs(world: SimWorld, menus: Menus, menu: Ints, request: Ints) -> tup
     if policy.placement_wait_s is None:  # of another placement than its own
         world = world._replace(policy=replace(policy, placement_wait_s=spec.placement_wait_s))
     own = request if request.size else np.full(len(menu), -1)
-    return walked(*with_ways_at_sizes(world, menus, menu, own))
+    world, placing = with_ways_at_sizes(world, menus, menu, own)
+    return (world, None) if placing is None else walked(world, placing)
 
 
 def _jobs(

@@ -140,24 +140,29 @@ def split_trace(trace: Trace, pool: Pool) -> Trace:
     return replace(trace, group=queue.reshape(-1).astype(np.int64), groups=queues)
 
 
+def split_nodes(trace: Trace, pool: Pool) -> tuple[Trace, Pool, Ints | None]:
+    """Return trace and pool with slices apart, and each row's node; None: there are no slices."""
+    if not has_slices(trace, pool):
+        return trace if trace.profile is None else replace(trace, profile=None, profiles=()), pool, None
+    index, names = profile_index(trace)
+    rows, node = split_pool(pool, [name for i, name in enumerate(names[:-1]) if (index == i).any()])
+    return split_trace(trace, pool), rows, node
+
+
 def split_replay(
     trace: Trace, pool: Pool, options: ReplayOptions
 ) -> tuple[Trace, Pool, ReplayOptions, Unsplit | None]:  # fmt: skip
     """Return trace, pool and options with slices apart, and what they were; unchanged without slices.
 
-    What placement costs is known of whole GPUs only: with ``network`` no GPU is cut, and jobs in slices cannot run.
+    ``options.network`` is of the nodes as split already (`sim.network`).
 
     Raises:
         UsageError: An outage of a node that does not exist.
     """
-    if not has_slices(trace, pool):
-        return trace if trace.profile is None else replace(trace, profile=None, profiles=()), pool, options, None
-    if options.network is not None:
-        whole = replace(pool, slices=(), cuttable=())
-        return split_trace(trace, pool), whole, options, Unsplit(trace, pool, np.arange(len(pool)))
-    index, names = profile_index(trace)
-    asked = [name for i, name in enumerate(names[:-1]) if (index == i).any()]
-    rows, node = split_pool(pool, asked)
+    inner, rows, node = split_nodes(trace, pool)
+    if node is None:
+        return inner, pool, options, None
+    index, _ = profile_index(trace)
     of = [np.flatnonzero(node == i).tolist() for i in range(len(pool))]
     believed, elastic = options.believed, options.elastic
     if elastic is not None:  # a slice cannot be resized
@@ -173,7 +178,7 @@ def split_replay(
         reservations=tuple(b._replace(nodes=tuple(r for n in b.nodes for r in of[n])) for b in options.reservations),
         believed=None if believed is None else believed._replace(kind=believed.kind[node]),
     )  # fmt: skip
-    return split_trace(trace, pool), rows, options, Unsplit(trace, pool, node)
+    return inner, rows, options, Unsplit(trace, pool, node)
 
 
 def joined(result: ReplayResult, unsplit: Unsplit | None) -> ReplayResult:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from gpusched.config.plugins import components
 from gpusched.errors import GpuschedError, UsageError
 from gpusched.estimation import REMEMBERED
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.jobs import Allocation, JobSpec, Preemptions
 from gpusched.model.limits import Bound, LimitRule, Unit, leaf_of
 from gpusched.model.plan import Preempt, Start
@@ -59,7 +60,7 @@ from gpusched.sim.result import PREEMPTED
 from gpusched.sim.slicing import node_views, profile_index
 
 _UNITS: tuple[Unit, ...] = ("jobs", "gpus", "gpu_s")  # by the number in `LINK`
-_PLACES = {"consolidate": "best-fit", "worst-fit": "spread", "contention": "rack"}  # without placement costs
+_PLACES = {"consolidate": "best-fit", "worst-fit": "spread"}
 
 
 class SnapshotRun:
@@ -75,6 +76,8 @@ class SnapshotRun:
         self._groups, self._leaves, *_ = usage_leaves(world)
         self._policies = dict.fromkeys(self._of.pool.partitions, policy_of(world))
         self._without_backfill = dict.fromkeys(self._policies, replace(policy_of(world), backfill="none"))
+        self._beliefs = beliefs_of(world)
+        self._waits = dict[str, float]()
         model = world.policy.model
         self._models = {} if model is None else dict.fromkeys(self._policies, model)
         self._ranks = prepared_weights(model) if model is not None and model.preempts else None
@@ -82,7 +85,6 @@ class SnapshotRun:
         self._nodes, believed = {view.name: view for view in node_views(self._of.pool)}, world.options.believed
         self._rows = [np.flatnonzero(self._of.node == node) for node in range(len(self._of.pool))]
         self._row = {name: row for row, name in enumerate(world.pool.names)}
-        self._classes = {} if believed is None else dict(believed.classes)
         if believed is not None:
             for view, (row, *_) in zip(list(self._nodes.values()), self._rows, strict=True):
                 sharing, memory_mib = believed.places[believed.kind[row]]
@@ -134,6 +136,7 @@ class SnapshotRun:
         waiting = queue.waiting[: queue.size[0]].copy()
         snapshot = self._snapshot(waiting.tolist())
         plan = decide(snapshot, self._models)
+        self._waits = plan.waits
         for trouble in plan.troubles.values():
             raise GpuschedError(f"{self._world.policy.name}: {trouble}", "train it again")
         for action in plan.actions:
@@ -180,6 +183,7 @@ class SnapshotRun:
             wait_s = np.where(own[waiting] >= 0, own[waiting], wait_s)
         until = sim.jobs["submit"][waiting] + wait_s
         ends += until[until > sim.clock[0]].tolist()
+        ends += self._waits.values()
         if self._ranks is not None:
             ends += map(self._rank_changes_at, self._held)
         sim.clock[1] = min((sim.clock[1], *ends))
@@ -251,8 +255,7 @@ class SnapshotRun:
             pending=tuple(map(self._pending, waiting)), running=with_partners(running, {view.id for view in running}),
             usage=self._usage(), seed=options.seed + int(sim.counter[DECISIONS]),
             finished=tuple(self._finished), bounds=self._bounds(), groups=self._groups,
-            topology=options.topology,
-            beliefs=self._classes | (dict(options.learned) if self._world.rule in MAPPING_PLACES else {}),
+            topology=options.topology, beliefs=self._beliefs,
         )  # fmt: skip
 
     def _node(self, node: int) -> NodeView:
@@ -274,15 +277,15 @@ class SnapshotRun:
 
     def _pending(self, job: int) -> PendingView:
         world, number = self._world, int(self._own_booking.get(job, -1))
-        spec, limit_s = self._spec(job), float(world.passes.jobs.limit[job])
+        spec, limit_s = self._spec(job), _limit_s(world, job)
         if spec.time_limit_s != limit_s:  # an estimate that was renewed
             spec = self._specs[job] = replace(spec, time_limit_s=limit_s)
         user, group = self._leaves[self._queue.leaf[job]]
         return PendingView(
             id=f"{job:09}", user=user, group=group, spec=spec, priority=int(self._priority[job]),
             submit_time=float(world.sim.jobs[job]["submit"]),
-            estimate_s=limit_s, bounds=self._bounds_of(job), reserved=self._reserved[number] if number >= 0 else None,
-            preemptions=self._preemptions.get(job),
+            estimate_s=float(world.passes.jobs.limit[job]), bounds=self._bounds_of(job),
+            reserved=self._reserved[number] if number >= 0 else None, preemptions=self._preemptions.get(job),
         )  # fmt: skip
 
     def _running(self, job: int) -> RunningView:
@@ -345,6 +348,22 @@ def _decide(sim: Sim, log: EventLog, passes: Passes, run: SnapshotRun) -> int:
 _run = looped(_decide, compiled=False)
 
 
+def beliefs_of(world: SimWorld) -> dict[str, JobClassEstimate]:
+    """Return the estimates by job class that live decisions go by.
+
+    Raises:
+        UsageError: They would go by what placement costs, and that was not learned.
+    """
+    policy, network, believed = world.policy, world.options.network, world.options.believed
+    of_sharing = {} if believed is None else dict(believed.classes)
+    if network is not None and network.learned is not None:
+        return of_sharing | dict(network.learned.table.beliefs)
+    if network is not None and (policy.places or world.rule == "contention"):
+        problem = f"{policy.name}: where GPUs are cut on demand placement goes by costs learned of jobs, as live"
+        raise UsageError(problem, "replay own jobs, or give nodes fixed slices")
+    return of_sharing | (dict(world.options.learned) if world.rule in MAPPING_PLACES else {})
+
+
 def policy_of(world: SimWorld) -> PolicySpec:
     """Return the live policy that a replay's policy is.
 
@@ -352,6 +371,8 @@ def policy_of(world: SimWorld) -> PolicySpec:
         UsageError: There is none.
     """
     policy, place = world.policy, _PLACES.get(world.rule, world.rule)
+    if place == "contention" and world.options.network is None:
+        place = "rack"
     if policy.by_agent:
         assert policy.spec is not None
         return replace(policy.spec, place=place)
@@ -361,6 +382,12 @@ def policy_of(world: SimWorld) -> PolicySpec:
             raise UsageError(problem, f"one of {', '.join(components(group))}, or fixed slices")
     spec = replace(policy.spec or PolicySpec(name=policy.name), sizes="base")  # nothing is resized
     return replace(spec, order=policy.order, ties=policy.ties, place=place, backfill=policy.backfill)
+
+
+def _limit_s(world: SimWorld, job: int) -> float:
+    """Return a job's limit; to orders it is the run time that they know, to agents both are known."""
+    limit = float(world.trace.limit[job])
+    return limit if world.policy.by_agent and np.isfinite(limit) and limit > 0 else float(world.passes.jobs.limit[job])
 
 
 def _spec_of(world: SimWorld, job: int) -> JobSpec:
@@ -386,7 +413,7 @@ def _spec_of(world: SimWorld, job: int) -> JobSpec:
         partition=queue.removesuffix(inner_name("", profile)) if profile else queue, nodes=int(shape["parts"]),
         gpus_per_node=int(shape["gpus"]), cores_per_node=int(shape["cores"]), memory_mib_per_node=int(shape["memory"]),
         gpu_types=tuple(name for name in wanted if world.pool.gpu_types != ("",)),
-        time_limit_s=float(world.passes.jobs.limit[job]),  # type: ignore[arg-type]
+        time_limit_s=_limit_s(world, job),  # type: ignore[arg-type]
         max_nodes=most if most > 0 else None, share="pairs" if shares else "",
         gpu_memory_mib=int(trace.share_mib[job]) if shares and trace.share_mib is not None else None,
     )  # fmt: skip

@@ -77,15 +77,14 @@ def placement_costs(scenario: Scenario) -> tuple[PlacementNetwork, str]:
     """
     from gpusched.sim.network import learned_network, network_for  # most replays start faster without
 
-    trace = replace(scenario.trace, profile=None, profiles=())  # of whole GPUs alone, see `sim.slicing.split_replay`
     if scenario.learned:
-        return learned_network(scenario.topology, trace, scenario.pool, scenario.learned)
+        return learned_network(scenario.topology, scenario.trace, scenario.pool, scenario.learned)
     if not scenario.topology:
         raise UsageError(
             "what placement costs is unknown: nothing was learned of it, and no switches are known",
             "topology in inventory.yaml, or replay --topology FILE",
         )
-    return network_for(scenario.topology, trace, scenario.pool)
+    return network_for(scenario.topology, scenario.trace, scenario.pool)
 
 
 def costs_for(
@@ -94,10 +93,10 @@ def costs_for(
     """Return `placement_costs`, and notes, if any of the policies decides by them, or ``always``; None: they are 0.
 
     As live, an agent cannot decide without, a rule where nothing was learned can. Policies that cannot be replayed with
-    them are compared without, as are MIG slices: their costs are unknown.
+    them are compared without.
     """
     if not (always or any(policy.places for policy in policies)):
-        if not scenario.learned or asks_for_slices(scenario.trace) or not any(policy.by_costs for policy in policies):
+        if not scenario.learned or not any(policy.by_costs for policy in policies):
             return None, ()
         from gpusched.sim.placed import takes_costs  # most replays start faster without
 
@@ -349,8 +348,6 @@ def _bounds(runs: Sequence[PlannedReplay], result: ReplayResult) -> Bounds:
     from gpusched.sim.rates import fastest
 
     scenario, rates, pool = runs[0].scenario, runs[0].options.rates, runs[0].scenario.pool
-    if runs[0].options.network is not None:
-        pool = replace(pool, slices=(), cuttable=())  # as `sim.slicing.split_replay`
     if scenario.believed is not None or any(run.options.share != "no" or _resizes(run) for run in runs):
         return Bounds()
     trace = result.trace if result.ran.all() else select(result.trace, result.ran)

@@ -256,6 +256,17 @@ def test_learned_weights_decide() -> None:
     assert planned(hasty, model=patient).actions, "and its own word goes before the policy's"
 
 
+def test_starts_in_one_partition_count_on_ways_up_in_the_next() -> None:
+    """Both have a node in each of two racks: a job over those of the second waits until the one beside it ends."""
+    nodes = [node(f"n{i}", partition="ppqq"[i]) for i in range(4)]
+    jobs = [pending(part, 8, 2, partition=part, name=name) for part, name in (("p", "loud"), ("q", "calm"))]
+    snap = snapshot(nodes, jobs, beliefs=beliefs(1.0, 1.0, 1.0), topology=topology("r1", "r2", "r1", "r2"))
+    plan = planned(snap)
+    assert list(started(plan)) == ["p"]
+    assert plan.reasons["q"].code is ReasonCode.POLICY
+    assert list(started(planned(replace(snap, pending=snap.pending[1:])))) == ["q"], "alone"
+
+
 def test_weights_of_another_shape_are_refused() -> None:
     arrays = vector.to_arrays(untrained(0), SHAPES)
     assert sum(part.size for part in prepare(TrainedModel("topology", arrays, {}, "", ""))) == vector_size(SHAPES)

@@ -11,17 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.model.limits import Limits, Quotas
-from gpusched.model.slices import slice_index
-from gpusched.model.snapshot import SliceView
-from gpusched.model.topology import Switch, Topology
-from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.engine.quotas import QuotaSet
 from gpusched.sim.policies import policy_by_name
 from gpusched.sim.pool import Pool
 from gpusched.sim.power import power_model
 from gpusched.sim.replay import replay
 from gpusched.study.bounds import bounds_of
-from gpusched.study.study import PlannedReplay, Scenario, placement_costs, run_all
+from gpusched.study.study import PlannedReplay, Scenario, run_all
 from tests.sim.optimum import exact_optimum
 from tests.sim.worlds import engine_inputs, trace_of, workloads
 
@@ -158,14 +154,3 @@ def test_bounds_are_of_the_jobs_that_the_figures_are_of():
     (outcome,) = run_all([PlannedReplay(scenario, policy_by_name("fifo"))])
     assert (outcome.metrics.jobs, outcome.metrics.infeasible, outcome.metrics.mean_jct_s) == (1, 1, 10.0)
     assert outcome.bounds == (10.0, 10.0, 1)
-
-
-def test_bounds_are_of_whole_gpus_where_placement_costs_something():
-    """A GPU in slices is whole there, as what slices cost is not known."""
-    trace, pool = trace_of([0.0], [10.0], [2]), Pool.uniform(1, 2, gpu_type="A100-80GB")
-    pool = dataclasses.replace(pool, slices=((SliceView(slice_index(0, 0), "3g.40gb"),),))
-    topology = Topology(switches=(Switch(name="s", nodes=("n0000",)),))
-    scenario = Scenario(trace, pool, power_model(pool), topology=topology)
-    options = ReplayOptions(network=placement_costs(scenario)[0])
-    (outcome,) = run_all([PlannedReplay(scenario, policy_by_name("fifo"), options)])
-    assert outcome.metrics.mean_jct_s == outcome.bounds.mean_jct_s == 10.0

@@ -37,7 +37,6 @@ from gpusched.sched.slices.tree import arranged, is_valid
 from gpusched.sim import snapshots
 from gpusched.sim.engine import build
 from gpusched.sim.engine.quotas import QuotaSet
-from gpusched.sim.network import network_for
 from gpusched.sim.policies import ReplayPolicy, policy_by_name, policy_of_spec
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import Outage, replay
@@ -105,7 +104,7 @@ def one(profile: str, gpus: int = 1, submit: Sequence[float] = (0.0,), duration:
 def by_live_decisions(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> ReplayResult:
     """The same replay, decided by `sched.decide` from snapshots."""
     with monkeypatch.context() as patch:
-        patch.setattr(build, "needs_snapshots", lambda unsplit, options, _: unsplit and options.network is None)
+        patch.setattr(build, "needs_snapshots", lambda unsplit, *_: unsplit is not None)
         return replay(*arguments, **options)
 
 
@@ -425,19 +424,6 @@ def test_a_cut_takes_its_time_and_a_gpu_is_whole_again_for_a_job() -> None:
     assert result.start.tolist() == [0.0, CUT_S, 1000.0]
     full = replay(replace(trace, gpus=np.array([3, 1, 4])), replace(ON_DEMAND, gpus=np.array([4, 3])), "fifo")
     assert full.ran.all()
-
-
-def test_placement_costs_are_of_whole_gpus_so_jobs_in_slices_do_not_run() -> None:
-    trace = drawn(7, 40)
-    pool = replace(POOL, partitions=("",), cores=np.full(3, -1), memory_mib=np.full(3, -1))
-    whole = replace(trace, profile=None, profiles=())
-    network, _ = network_for(topology("a", "a", "b"), whole, pool)
-    assert trace.profile is not None
-    sliced = np.flatnonzero(trace.profile >= 0)
-    result = replay(trace, pool, "easy", network=network)
-    np.testing.assert_array_equal(result.infeasible, sliced)
-    assert set(result.infeasible_why) == {"placement costs of MIG slices are not known"}
-    assert result.ran.sum() == 40 - len(sliced)
 
 
 @pytest.mark.parametrize("pool", [POOL, ON_DEMAND])

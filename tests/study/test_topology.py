@@ -81,16 +81,15 @@ def test_contention_says_where_it_can_only_be_blind(place: Place) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--placement", "naive"), "fifo-skip (placement naive) cannot be replayed with placement costs"),
         (
             ("-P", "fifo+conservative", "--placement", "contention"),
             "fifo+conservative (placement contention) cannot be replayed with placement costs",
         ),
         (
             ("-P", "elastic", "--placement", "tetris"),
-            "elastic (placement tetris) cannot be replayed with placement costs; one that stops no jobs",
+            "elastic (placement tetris) cannot be replayed with placement costs; contention goes with policies",
         ),
-        (("-P", "las"), "las (placement best-fit) cannot be replayed with placement costs"),
+        (("-P", "las", "--placement", "contention"), "las (placement contention) cannot be replayed with placement"),
         (("--placement", "rack", "-N", "2"), "the topology names none of the nodes"),
     ],
 )

@@ -15,9 +15,10 @@ from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.stages import place_queue
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.generic import new_queue, run_generic
-from gpusched.sim.engine.mapped import MappedRun, is_mapped
+from gpusched.sim.engine.mapped import StagedRun
 from gpusched.sim.engine.state import EventLog
 from gpusched.sim.knowledge import keys_of, ranks_by
+from gpusched.sim.placed import is_staged, staged
 
 
 class OrderingAgent:
@@ -47,8 +48,9 @@ class OrderingAgent:
         """Return the world with jobs ranked, and what replays it: the same passes as live."""
         keys = keys_of(world.trace, world.knowledge.expected)
         world.sim.jobs["rank"] = ranks_by(self._numbers(prepared, keys), keys)
-        if is_mapped(world):
-            return world, MappedRun(world)
+        if is_staged(world):
+            world, walk = staged(world)
+            return world, StagedRun(world, walk)
         sim, passes, queue = world.sim, world.passes, new_queue(world)
         return world, lambda log: run_generic(sim, log, passes, queue)
 

@@ -32,8 +32,9 @@ from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import ClusterState, Flags, Floats, Ints, Records, copied
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.loop import looped
-from gpusched.sim.engine.mapped import MappedRun, is_mapped
+from gpusched.sim.engine.mapped import StagedRun
 from gpusched.sim.engine.pace import elapsed_run_s, mate_of, total_run_s
+from gpusched.sim.engine.placing_walk import Walk
 from gpusched.sim.engine.preempt import (
     PreemptionPlan,
     allocate_with_preemption,
@@ -47,6 +48,7 @@ from gpusched.sim.engine.preempt import (
 from gpusched.sim.engine.queue import waiting_in
 from gpusched.sim.engine.state import DECIDE, DONE, ENDED, RUNNING, EventLog, Passes, Sim, shape_request
 from gpusched.sim.knowledge import explicit_priorities
+from gpusched.sim.placed import is_staged, staged
 from gpusched.sim.policies import PLACEMENTS
 
 
@@ -61,7 +63,10 @@ def runner(world: SimWorld, prepared: PreparedScorer | PreemptionModel) -> tuple
         return world, ranked_runner(world, prepared)
     known, rule = new_job_history(facts_of_world(world, prepared.knows)), PLACEMENTS[world.rule]
     by = new_scoring_state(prepared, known, rule, world.passes.jobs.limit, explicit_priorities(world.trace))
-    return (world, ScoredRun(world, by)) if is_mapped(world) else prepare_replay(world, run_scored, by)
+    if not is_staged(world):
+        return prepare_replay(world, run_scored, by)
+    world, walk = staged(world)
+    return world, ScoredRun(world, by, walk)
 
 
 @jit
@@ -92,11 +97,11 @@ def ended(sim: Sim, job: int, by: ScoringState) -> None:
 run_scored = queue_runner(_decide, started, ended)
 
 
-class ScoredRun(MappedRun):
-    """A replay in the order of scores, placed by a mapping."""
+class ScoredRun(StagedRun):
+    """A replay in the order of scores, placed by a mapping or by cost."""
 
-    def __init__(self, world: SimWorld, by: ScoringState) -> None:
-        super().__init__(world)
+    def __init__(self, world: SimWorld, by: ScoringState, walk: Walk | None) -> None:
+        super().__init__(world, walk)
         self._by = by
 
     def update_queue(self) -> None:

@@ -45,6 +45,8 @@ from gpusched.sched.topology.queue import HARMLESS, PATIENCE_S, Costs, Priced, n
 from gpusched.sched.topology.slowdown import SlowdownModel, learned
 
 _OWN_BONUS = 1e-6  # of two places that are worth the same, its own scheduler's
+# A job that waits for a better place is decided about again after so long, or so much of its wait, if nothing happens.
+_RETRY_S, _LATER = 600.0, 0.1
 
 
 @jit
@@ -185,6 +187,13 @@ def _accepts(costs: Costs, offers: Offers, number: int, judge: int, job: int, no
     """Return whether a job takes an offer rather than waits, in scheduler ``judge``'s view; finally any."""
     over = now >= costs.since[job] + costs.wait_s[job]
     return bool(over or offers.value[number, job] >= offers.waits[judge, job])
+
+
+@jit
+def retries_at(costs: Costs, job: int, now: float) -> float:
+    """Return when a job that waits for a better place is decided about again at the latest, as values change."""
+    later = now + max(_RETRY_S, _LATER * (now - costs.since[job]))
+    return float(min(later, max(costs.since[job] + costs.wait_s[job], np.nextafter(now, np.inf))))
 
 
 @jit

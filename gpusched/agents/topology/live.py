@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from gpusched.agents.common.vector import to_vector
 from gpusched.agents.topology.auction import Auction, Site, Workspace, new_auction, open_auction, workspace_of
-from gpusched.agents.topology.bids import offer, settle
+from gpusched.agents.topology.bids import offer, retries_at, settle
 from gpusched.agents.topology.network import SHAPES, TopologyWeights, weights_from
 from gpusched.config.weights import TrainedModel
 from gpusched.sched.agent import NAN_OUTPUT, Context, Unusable
@@ -49,7 +49,10 @@ def decide_queue(prepared: TopologyWeights, context: Context) -> tuple[list[int]
                     lambda n, of=others: offers_of(auction, n, of, workspaces[n], context, queue), range(count)
                 )
                 list(done)
-    return queue.tolist(), settle_offers(auction, context, costs, queue)
+    block = settle_offers(auction, context, costs, queue)
+    for shared, own in zip(context.costs.load, costs.load, strict=True):  # partitions may share ways up
+        shared[:] = own
+    return queue.tolist(), block
 
 
 def auction_of(agent: TopologyWeights, context: Context, costs: Costs, queue: Ints) -> Auction:
@@ -83,8 +86,10 @@ def settle_offers(auction: Auction, context: Context, costs: Costs, queue: Ints)
     head, shadow = settle(context.state, queue, BACKFILLS[policy.backfill], Priced(costs, auction))
     if not auction.offers.sound.all():
         raise Unusable(NAN_OUTPUT)
-    waits = [job for job in held_back(context, queue) if costs.wait_cost[job].max() >= _MIN_REPORTED_COST]
+    held, now = held_back(context, queue), float(context.snapshot.now)
+    waits = [job for job in held if costs.wait_cost[job].max() >= _MIN_REPORTED_COST]
     set_wait_reasons(context, costs, {job: float(costs.since[job] + costs.wait_s[job]) for job in waits})
+    context.waits.update({context.waiting.views[job].id: retries_at(costs, job, now) for job in held})
     return QueueBlock(policy, int(head), float(shadow))
 
 

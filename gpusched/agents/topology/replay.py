@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpusched.agents.topology.auction import Auction, Site, new_auction, open_auction
-from gpusched.agents.topology.bids import offer_in_turn, settle
+from gpusched.agents.topology.bids import offer_in_turn, retries_at, settle
 from gpusched.agents.topology.network import SHAPES, TopologyWeights
 from gpusched.agents.topology.tape import new_tape
 from gpusched.compiled import jit
@@ -19,7 +19,8 @@ from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.policy import PolicySpec
 from gpusched.sched.agent import NAN_OUTPUT
-from gpusched.sched.state import POLICY, SKIP, Floats, Ints
+from gpusched.sched.slicenames import profile_of
+from gpusched.sched.state import POLICY, SKIP, Flags, Floats, Ints
 from gpusched.sched.topology.queue import Priced
 from gpusched.sim.engine.build import ReplayOptions, SimWorld, log_of, result_of, world_of
 from gpusched.sim.engine.loop import looped
@@ -30,6 +31,7 @@ from gpusched.sim.engine.placing_walk import (
     begin_walk,
     end_walk,
     jobs_behind,
+    place,
     put_beside,
     queue_now,
     state_now,
@@ -43,8 +45,6 @@ from gpusched.sim.replay import replay, to_the_end
 from gpusched.sim.result import ReplayResult
 from gpusched.traces.trace import Trace
 
-# A job that waits for a better place is looked at again after so long, or so much of its wait.
-_RETRY_S, _LATER = 600.0, 0.1
 # Code is compiled for each length of a tuple, for half a minute: one of a partition serves up to so many.
 _PARTITIONS = 4
 UNBOUNDED: Floats = np.array([np.inf])
@@ -55,6 +55,7 @@ class TopologyReplayState(NamedTuple):
 
     Attributes:
         auctions: Of each partition, the last one repeated (`_PARTITIONS`).
+        staged: ``uint8[partitions]``: 1: of MIG slices, about which the policy decides without its agent.
         spent: ``float64[3]``: seconds that jobs have spent in the system, the sum over jobs, by when; and how many are
             there since then.
         by_arrivals: ``float64[2, jobs + 1]``: that sum when so many jobs had arrived, and above which the replay ends.
@@ -62,6 +63,7 @@ class TopologyReplayState(NamedTuple):
 
     walk: Walk
     auctions: tuple[Auction, ...]
+    staged: Flags
     spent: Floats
     by_arrivals: Floats
 
@@ -76,6 +78,10 @@ def decide_agents(sim: Sim, log: EventLog, passes: Passes, state: TopologyReplay
     for queue in range(walk.placing.queues.size):
         auction = state.auctions[queue]
         waiting, held = queue_now(sim, passes, walk, queue)
+        if state.staged[queue]:
+            place(sim, passes, walk, waiting, walk.placing.backfill)
+            begin(sim, log, passes, walk)
+            continue
         _pass(sim, log, passes, walk, auction, waiting[: held + 1], SKIP)
         _pass(sim, log, passes, walk, auction, jobs_behind(sim, walk, queue, waiting, held), walk.placing.backfill)
         put_beside(sim, log, passes, walk, waiting)
@@ -107,8 +113,7 @@ def _pass(sim: Sim, log: EventLog, passes: Passes, walk: Walk, auction: Auction,
     settle(state, waiting, backfill, Priced(costs, auction))
     for job in waiting:
         if walk.outcome.code[job] == POLICY:
-            later = now + max(_RETRY_S, _LATER * (now - costs.since[job]))
-            of.wake[0] = min(of.wake[0], later, max(costs.since[job] + costs.wait_s[job], np.nextafter(now, np.inf)))
+            of.wake[0] = min(of.wake[0], retries_at(costs, job, now))
     begin(sim, log, passes, walk)
 
 
@@ -167,10 +172,11 @@ def new_replay_state(
     if noise is not None:
         auctions = [auction._replace(tape=new_tape(auction.graph, noise)) for auction in auctions]
     unused = -len(auctions) % _PARTITIONS
+    staged = np.array([profile_of(name) != "" for name in world.pool.partitions], np.uint8)
     by_arrivals = np.zeros((2, len(world.trace) + 1))
     by_arrivals[1] = most_s
     return world._replace(policy=policy), TopologyReplayState(
-        walk, (*auctions, *auctions[-1:] * unused), np.zeros(3), by_arrivals
+        walk, (*auctions, *auctions[-1:] * unused), staged, np.zeros(3), by_arrivals
     )
 
 

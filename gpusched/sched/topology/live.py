@@ -143,7 +143,7 @@ class SlowdownTable:
     """Learned properties of job classes as rows of a `SlowdownModel`, created as jobs need them."""
 
     def __init__(self, beliefs: Mapping[str, JobClassEstimate]) -> None:
-        self._beliefs, self._kept = beliefs, _kept_for(beliefs)
+        self.beliefs, self._kept = beliefs, _kept_for(beliefs)
         self._rows: dict[tuple[str, int, tuple[int, ...]], int] = {}
         self.usual_width = 1.0
 
@@ -152,12 +152,12 @@ class SlowdownTable:
         """Return whether anything was learned of uplinks."""
         return any(
             any(p.shape.racks > 1 for p in b.shapes) or any(s.link == "uplink" for s in b.links)
-            for b in self._beliefs.values()
+            for b in self.beliefs.values()
         )
 
     def row(self, kind: str, gpus: int, counts: tuple[int, ...]) -> int:
         """Return the row of a kind of job at a size, over so many nodes."""
-        key = (kind if kind in self._beliefs else "", gpus, counts)
+        key = (kind if kind in self.beliefs else "", gpus, counts)
         return self._rows.setdefault(key, len(self._rows))
 
     def model_of_one(self) -> SlowdownModel:
@@ -169,7 +169,7 @@ class SlowdownTable:
         """Return all rows so far as a model."""
         rows = [self._figures(key) for key in self._rows]
         names = {name: i for i, name in enumerate(dict.fromkeys(kind for kind, _, _ in self._rows))}
-        known = [self._beliefs.get(name) or JobClassEstimate(kind=name) for name in names]
+        known = [self.beliefs.get(name) or JobClassEstimate(kind=name) for name in names]
         kinds = np.zeros(len(rows), KIND)
         for field in ("compute", "bus_a", "net_a", "net_b"):
             kinds[field] = [getattr(row, field) for row in rows]
@@ -198,8 +198,8 @@ class SlowdownTable:
         """Return the measurements beside the known kinds, by number: (name, link, part of a step)."""
         found = []
         for beside in own.beside:
-            if beside.kind in names and beside.kind in self._beliefs:
-                lost = self._kept.lost_beside(own, self._beliefs[beside.kind], beside.link)
+            if beside.kind in names and beside.kind in self.beliefs:
+                lost = self._kept.lost_beside(own, self.beliefs[beside.kind], beside.link)
                 found.append((names[beside.kind], _LINKS.index(beside.link), lost))
         return found
 

@@ -83,7 +83,7 @@ from gpusched.sim.rates import Rates, Speeds, no_speeds, reported_speeds, restar
 from gpusched.sim.reserving import Booking, limits_of, times_of, with_reservations
 from gpusched.sim.result import CutRuns, Events, ReplayResult
 from gpusched.sim.sharing import Share, SharingBeliefs, fractional, pairing_costs, sharing_of
-from gpusched.sim.slicing import Unsplit, joined, profile_index, split_replay
+from gpusched.sim.slicing import Unsplit, joined, split_replay
 from gpusched.traces.trace import Trace
 
 
@@ -256,9 +256,6 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     if share != "no" and fractional(trace):
         gpus = demand.resources._replace(shared=new_shared_gpus(pool.gpus, demand.job_milli))
         demand = demand._replace(requests=demand.requests._replace(milli=demand.milli), resources=gpus)
-    if unsplit is not None and options.network is not None:
-        of_slices = np.flatnonzero(profile_index(trace)[0] >= 0).tolist()
-        demand.infeasible.update(dict.fromkeys(of_slices, "placement costs of MIG slices are not known"))
     by_rule, by_rack = policy.kind not in ("agent", "preemptive"), PLACEMENTS.get(rule) == RACK
     if trace.one_rack is not None and (why := _without_racks(policy, rule)):
         demand = _excluding(demand, dict.fromkeys(np.flatnonzero(trace.one_rack).tolist(), why))
@@ -350,9 +347,9 @@ def _racks_only(topology: Topology, trace: Trace, names: Sequence[str]) -> Place
 
 def needs_snapshots(unsplit: Unsplit | None, options: ReplayOptions, policy: ReplayPolicy) -> bool:
     """Return whether a replay with slices is decided from snapshots: GPUs are cut, or an agent cannot decide there."""
-    if unsplit is None or options.network is not None or policy.places:
+    if unsplit is None or (policy.places and options.network is None):  # which is refused
         return False
-    by_other = policy.by_agent and policy.spec is not None and not policy.spec.traits.slices
+    by_other = policy.by_agent and policy.spec is not None and not (policy.spec.traits.slices or policy.places)
     return bool(unsplit.pool.cuttable) or by_other
 
 

@@ -380,9 +380,8 @@ def chooser_for(world: SimWorld) -> NodeChooser:
         UsageError: The policy, or an option, has a placement of its own.
         ComponentError: The component cannot be imported; when it is called, that it failed.
     """
-    itself, network = world.policy.kind in ("preemptive", "agent") or world.policy.chooses_sizes, world.options.network
-    costs = network is not None and not network.keeps_nodes
-    if itself or costs or world.policy.backfill == "conservative":
+    itself = world.policy.kind in ("preemptive", "agent") or world.policy.chooses_sizes
+    if itself or world.policy.backfill == "conservative":
         raise UsageError(f"{world.policy.name} cannot be combined with placement {world.rule}", "use another placement")
     gpu_type = np.array(world.pool.gpu_types)[world.pool.gpu_type]
     return NodeChooser(world.rule, world.passes.usable, gpu_type, world.passes.rng, replays=True)

@@ -1,6 +1,6 @@
-"""Replays whose jobs are placed by mapping (`sched.mapping`), the live controller's own, at every decision.
+"""Replays run by Python at every decision: of jobs placed by mapping (`sched.mapping`), or in an agent's order by cost.
 
-The optimiser runs in Python, so this is slower than the compiled replays by a factor of a hundred or more.
+The passes are the live controller's own. This is slower than the compiled replays by a factor of a hundred or more.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from gpusched.sched.state import BACKFILLS, EASY, PRIORITY, ClusterState, Floats
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.generic import dequeue_started, new_queue, ordered, update_queue
 from gpusched.sim.engine.loop import looped
+from gpusched.sim.engine.placing_walk import Walk, begin_round, place, request_now, set_wake
 from gpusched.sim.engine.queue import start_granted, state_of
 from gpusched.sim.engine.share import pair_up, release_pairs_once
 from gpusched.sim.engine.state import DECIDE, READY, EventLog, Passes, Sim
@@ -47,8 +48,8 @@ class QueueMapper:
         self._solver: Solver | None = _solver() if world.rule == "milp" else None
         # where speeds are measured, those of running jobs are known, too; an agent predicts them in its own way
         sim, pool, jobs = world.sim, world.pool, len(world.sim.jobs)
-        by_type = sim.pace is not None and not agent and not sized and self._backfill == EASY
         self._measured = _measured(world)
+        by_type = self._measured is not None and not agent and not sized and self._backfill == EASY
         self._rate = self._with_measured(np.ones((jobs, len(pool.gpu_types))), np.arange(jobs))
         self._kill = np.full(jobs, np.inf) if sim.pace is None else sim.pace.runs["limit"]
         self._speeds = TypeSpeeds(self._mapping.speeds, pool.gpu_types, world.options.learned)
@@ -117,18 +118,21 @@ class QueueMapper:
         )
 
 
-class MappedRun:
+class StagedRun:
     """One replay; call it until it says OVER (see `state`). An agent orders the queue in its own way (`order`).
+
+    ``walk``: the passes by cost; None: a mapping places the jobs.
 
     Raises:
         UsageError: As `QueueMapper`.
     """
 
-    def __init__(self, world: SimWorld) -> None:
-        self._world, self._queue = world, new_queue(world)
+    def __init__(self, world: SimWorld, walk: Walk | None = None) -> None:
+        self._world, self._walk = world, walk
+        self._queue = new_queue(world) if walk is None else walk.queue._replace(outcome=walk.outcome)
         self._limit = world.passes.jobs.limit.copy()
         self._state = state_of(world.sim, world.passes, self._queue.outcome)
-        self._map_queue = QueueMapper(world, self._state)
+        self._map_queue = QueueMapper(world, self._state) if walk is None else None
         self._begun: list[int] = []  # at this decision
         self._in_turn = world.policy.by_agent  # live an agent decides about one partition alone
 
@@ -137,9 +141,11 @@ class MappedRun:
         return _run(self._world.sim, log, self._world.passes, self)
 
     def decide(self, log: EventLog) -> int:
-        """Map every partition in which something happened."""
+        """Decide for every partition in which something happened; by cost for all, as links may join them."""
         sim = self._world.sim
         self.update_queue()
+        begin_round(self._walk, sim, self._world.passes)
+        sim.dirty[:] |= self._walk is not None
         queues = dict[int, Ints]()
         for partition in np.flatnonzero(sim.dirty).tolist():
             queues[partition] = self._decide(log, partition)
@@ -147,6 +153,7 @@ class MappedRun:
                 self._pair_up(log, queues.pop(partition))
         for waiting in queues.values():
             self._pair_up(log, waiting)
+        set_wake(self._walk, sim)
         self.started(ints(self._begun))
         self._begun.clear()
         sim.dirty[:] = 0
@@ -168,7 +175,7 @@ class MappedRun:
         """Handle the jobs that have started at a decision, in any partition."""
 
     def _decide(self, log: EventLog, partition: int) -> Ints:
-        """Map one partition, and start its jobs in the engine; return its queue in order."""
+        """Place one partition's jobs, and start them in the engine; return its queue in order."""
         sim, passes, outcome = self._world.sim, self._world.passes, self._queue.outcome
         waiting = self.order(partition)
         outcome.total[:] = 0
@@ -177,12 +184,21 @@ class MappedRun:
         outcome.code[waiting] = PRIORITY  # of jobs that are in no mapping
         if sim.pairs is not None:
             release_pairs_once(sim.pairs, sim, passes.releases)
-        self._map(log, partition, waiting)
+        if self._map_queue is not None:
+            self._map_queue(partition, waiting)
+            started = outcome.started[: outcome.total[0]]
+            # when its end is looked for among the releases, it must be the one noted there
+            sim.jobs["expected"][started] = passes.jobs.limit[started]
+        elif self._walk is not None:
+            for job in waiting:
+                passes.jobs.shape[job] = request_now(sim, passes, self._walk, job)
+            place(sim, passes, self._walk, waiting, self._walk.placing.backfill)
+        start_granted(sim, log, outcome, None)
         self._dequeue(waiting)
         return waiting
 
     def _pair_up(self, log: EventLog, waiting: Ints) -> None:
-        """Start jobs of a partition's queue that its mapping left waiting beside others."""
+        """Start jobs of a partition's queue that were left waiting beside others."""
         sim, outcome = self._world.sim, self._queue.outcome
         if sim.pairs is not None:
             outcome.total[:] = 0
@@ -194,26 +210,17 @@ class MappedRun:
         self._begun += outcome.started[: outcome.total[0]].tolist()
         dequeue_started(self._world.sim, self._queue, waiting)
 
-    def _map(self, log: EventLog, partition: int, waiting: Ints) -> None:
-        """Start the jobs of a queue that have a place in its mapping."""
-        sim, outcome = self._world.sim, self._queue.outcome
-        self._map_queue(partition, waiting)
-        started = outcome.started[: outcome.total[0]]
-        # when its end is looked for among the releases, it must be the one noted there
-        sim.jobs["expected"][started] = self._world.passes.jobs.limit[started]
-        start_granted(sim, log, outcome, None)
-
     @property
     def notes(self) -> tuple[str, ...]:
         """Return notes for the result."""
-        return self._map_queue.notes
+        return () if self._map_queue is None else self._map_queue.notes
 
 
-def _decide_mapped(sim: Sim, log: EventLog, passes: Passes, run: MappedRun) -> int:
+def _decide_staged(sim: Sim, log: EventLog, passes: Passes, run: StagedRun) -> int:
     return run.decide(log)
 
 
-_run = looped(_decide_mapped, compiled=False)
+_run = looped(_decide_staged, compiled=False)
 
 
 def _solver() -> Solver:
