@@ -42,7 +42,7 @@ PLACES = ("first-fit", "best-fit", "spread", "rack", "rack-wait", "acme-fit")
 
 @pytest.fixture(autouse=True, scope="module")
 def _others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with registered(tmp_path_factory.mktemp("acme"), {"placements": {"acme-fit": "gpusched.sched.placement:best_fit"}}):
+    with registered(tmp_path_factory.mktemp("acme"), {"placements": {"acme-fit": "gpusched.sched.placement:spread"}}):
         yield
 
 

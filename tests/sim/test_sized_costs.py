@@ -281,8 +281,9 @@ def test_cores_and_memory_within_ranges_are_granted_where_places_cost(
 ) -> None:
     """A job's layouts are those of its own request."""
     few = Pool.of([NodeSpec(4, cores, 1 << 14, "A", "p", name=f"n{i}") for i, cores in enumerate((20, 20, 12) * 2)])
-    trace, model, spec = halves(mixed(1)), None, msgspec.structs.replace(SPECS["drf"], place=place)
-    trace = with_waits(replace(trace, nodes=demand_of(trace, few).parts), 1)
+    trace, model, spec = halves(mixed(2)), None, msgspec.structs.replace(SPECS["drf"], place=place)
+    nodes = demand_of(trace, few).parts
+    trace = replace(trace, nodes=nodes, placement_wait=np.where(nodes > 1, 4000, -1))
     if agent:
         monkeypatch.setitem(AGENTS, "thrifty", AgentTraits(sizes=True))
         monkeypatch.setitem(REGISTRY, "thrifty", AgentParts(sizes=lambda: Thrifty))
