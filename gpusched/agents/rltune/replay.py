@@ -25,8 +25,9 @@ from gpusched.estimation import REMEMBERED
 from gpusched.estimation.odds import History, forget, note_passed
 from gpusched.model.jobs import HOUR_S
 from gpusched.model.policy import PreemptionSettings as Rules
+from gpusched.sched.bounds import charge
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
-from gpusched.sched.kernel.preempting import plan_starts
+from gpusched.sched.kernel.preempting import GIVEN, plan_starts
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, hold, new_holders
 from gpusched.sched.sorting import by_priority, stable_order
@@ -241,14 +242,18 @@ def decide_ranked(sim: Sim, log: EventLog, passes: Passes, of: RankingState) -> 
     order = by_priority(jobs[stable_order(_steadied(sim, guard, jobs, ranks))], plan.priority)
     for partition in range(sim.dirty.size):
         own = order if sim.dirty.size == 1 else waiting_in(sim, order, plan.size, partition)
-        queue = _queue_of(sim, passes, plan, guard, of.holders, own)
-        plan_starts(planned(sim, passes, plan), queue, of.free, plan.shares)
+        queue, begun = _queue_of(sim, passes, plan, guard, of.holders, own), plan.shares.used[0]
+        state = planned(sim, passes, plan)
+        plan_starts(state, queue, of.free, plan.shares)
+        for job in plan.shares.order[begun : plan.shares.used[0]]:  # live, other partitions know of starts only
+            if plan.outcome.code[job] == GIVEN and plan.shares.runs[job] == 0:
+                charge(state.jobs.links, state.jobs.room, state.jobs.account, job, -1)
         passes.releases.used[:] = 0  # of this plan
     apply_plan(sim, log, plan, of.restart_s, STARTED)
     stopped = _note_stopped(sim, plan, guard, jobs)
     pair_waiting(sim.pairs, sim, log, passes, plan, order, of.restart_s)
-    soonest = _next_change(sim, guard, facts, ranking, jobs, of.restart_s)
-    sim.clock[1] = sim.clock[0] if stopped else soonest
+    now = sim.clock[0]
+    sim.clock[1] = now if stopped else _next_change(sim, guard, facts, ranking, jobs, of.restart_s)
     return DECIDE
 
 

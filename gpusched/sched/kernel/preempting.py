@@ -191,7 +191,7 @@ preempting_pass = queue_pass(_place, hold_nothing, keeps=_keeps, following=_foll
 @inlined
 @jit
 def plan_starts(state: ClusterState, queue: Ints, free: Resources, shares: PreemptiveAllocation) -> None:
-    """Run the pass, and start the waiting jobs whose nodes are free now; limits are charged for these only.
+    """Run the pass, and start the waiting jobs whose nodes are free now.
 
     The others start once jobs have left their nodes, in a later decision. ``free``: what no job uses; changed. Masks
     were checked at the allocation; since then a node may be kept for a later job, so they are not checked again.
@@ -208,8 +208,6 @@ def plan_starts(state: ClusterState, queue: Ints, free: Resources, shares: Preem
             request = part_taken(state.resources.shared, free.shared, request, job)
             for part in range(request.parts):
                 take(free, request, shares.nodes[first + part])
-        elif shares.runs[job] == 0:
-            charge(jobs.links, jobs.room, jobs.account, job, -1)
 
 
 @jit
