@@ -266,6 +266,15 @@ def test_an_agent_that_can_decides_about_queues_of_slices_as_live(
 BY_SHARE = model(arrays_of(rule({"estimate": -1.0, "user_share": -99.0})), "by share")
 
 
+def preempting(rank: RankingRule) -> ReplayPolicy:
+    rules = PreemptionSettings(min_run_s=60.0, per_hour=2, restart_s=20.0)
+    spec = changed(RLTUNE, place="first-fit", preempt=rules)
+    return replace(policy_of(model_of(rank, NO_ODDS.prior, "estimate"), "r"), spec=spec, placement="first-fit")
+
+
+LAS = RankingRule("las", {"served": 1.0}, (300.0, 1200.0))
+
+
 @contextmanager
 def by_controller(policy: ReplayPolicy, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplayPolicy]:
     """The policy, whose replays from snapshots the controller decides; none of its plans may exceed a limit."""
@@ -295,7 +304,7 @@ def ordering(spec: PolicySpec, model: TrainedModel) -> ReplayPolicy:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", [ordering(RLTUNE, BY_SHARE), ordering(GIST, wild(1))])
+@pytest.mark.parametrize("policy", [ordering(RLTUNE, BY_SHARE), ordering(GIST, wild(1)), preempting(LAS)])
 def test_agents_of_several_partitions_share_limits_as_the_controller_asks_them(
     policy: ReplayPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,19 +314,10 @@ def test_agents_of_several_partitions_share_limits_as_the_controller_asks_them(
         for seed, limits in enumerate((Limits(gpus=2, jobs=3), Limits(jobs=6))):
             trace, group = drawn(seed, 100), np.arange(100) % 2
             trace = replace(trace, submit=np.floor(trace.submit / 600) * 600, group=group, groups=("A", "B"))
-            asked, options = (trace, pool, policy), {"quotas": QuotaSet(Quotas(each=limits))}
+            asked, options = (trace, pool, policy), {"quotas": QuotaSet(Quotas(each=limits)), "restart_s": 20.0}
             fast, live = replay(*asked, **options), by_live_decisions(monkeypatch, *asked, **options)
             np.testing.assert_array_equal(fast.start, live.start)
             np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
-
-
-def preempting(rank: RankingRule) -> ReplayPolicy:
-    rules = PreemptionSettings(min_run_s=60.0, per_hour=2, restart_s=20.0)
-    spec = changed(RLTUNE, place="first-fit", preempt=rules)
-    return replace(policy_of(model_of(rank, NO_ODDS.prior, "estimate"), "r"), spec=spec, placement="first-fit")
-
-
-LAS = RankingRule("las", {"served": 1.0}, (300.0, 1200.0))
 
 
 @pytest.mark.parametrize("rank", [LAS, RankingRule("index", {"index": 1.0})])
