@@ -45,13 +45,13 @@ def within_bounds(least: Ints, account: Ints, job: int) -> bool:
 
 
 @jit
-def charge(links: Records | None, room: Ints, account: Ints, job: int) -> None:
-    """Subtract what a job takes from each of its bounds."""
+def charge(links: Records | None, room: Ints, account: Ints, job: int, times: int = 1) -> None:
+    """Subtract what a job takes from each of its bounds; ``times`` -1: add it."""
     if links is None:
         return
     at = account[job, 0]
     while at >= 0:
         link = links[at]
         unit = link["unit"]
-        room[link["bound"]] -= 1 if unit == 0 else account[job, unit]
+        room[link["bound"]] -= times * (1 if unit == 0 else account[job, unit])
         at = link["next"]

@@ -121,7 +121,8 @@ def finds(
             return False
         found = _found_in(holders, whole)
     _choose_gpu(found.shared, whole.shared, idle.shared, job, scratch.chosen[0])
-    of_whole, of_idle = _part(whole.shared, whole.shared, request, job), _part(whole.shared, idle.shared, request, job)
+    of_whole = part_taken(whole.shared, whole.shared, request, job)
+    of_idle = part_taken(whole.shared, idle.shared, request, job)
     for part in range(request.parts):
         take(whole, of_whole, scratch.chosen[part])
         take(idle, of_idle, scratch.chosen[part])
@@ -152,7 +153,7 @@ def _choose_gpu(
 
 
 @jit
-def _part(
+def part_taken(
     shared: SharedGpus | None, of: SharedGpus | None, request: PlacementRequest, job: int
 ) -> PlacementRequest:  # fmt: skip
     """Take a job's part of the chosen GPU of ``of``; return what it takes of whole ones there."""

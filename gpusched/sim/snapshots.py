@@ -122,8 +122,9 @@ class SnapshotRun:
         self._settle()
         update_queue(self._world.sim, self._world.passes, self._queue)
         self._world.sim.dirty[:] = 0
-        while (snapshot := self._act(log)) is None:
-            pass
+        if (snapshot := self._act(log)) is None:
+            self._world.sim.clock[1] = self._world.sim.clock[0]
+            return DECIDE
         if self._of.pool.cuttable:
             self._begin(cuts_of(snapshot))
         self._wake()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,40 +274,6 @@ def test_an_agent_that_can_decides_about_queues_of_slices_as_live(
 BY_SHARE = model(arrays_of(rule({"estimate": -1.0, "user_share": -99.0})), "by share")
 
 
-@pytest.mark.parametrize(("spec", "model"), [(RLTUNE, BY_SHARE), (GIST, wild(1))])
-def test_agents_of_several_partitions_share_limits_as_the_controller_asks_them(
-    spec: PolicySpec, model: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each partition's agent decides within what those before it leave; no plan exceeds a limit."""
-    (tmp_path / "weights").mkdir()
-    about = model.about | {"knows": model.knows}
-    save_model(tmp_path / "weights/default.safetensors", model.agent, model.arrays, about)
-    spec = changed(spec, folder=str(tmp_path / "weights"), budget_s=600.0)
-    policy = ReplayPolicy(
-        name="a", order=model.agent, knows=model.knows, source="", backfill="skip", placement="best-fit", spec=spec,
-        model=model,
-    )  # fmt: skip
-    pool = Pool.of([NODE._replace(name=f"n{i}", partition="BA"[i % 2]) for i in range(4)])
-    decided = list[tuple[Snapshot, Plan]]()
-    with closing(Store.create_or_open(tmp_path)) as store:
-        decider = Decider(store)
-
-        def by_controller(snapshot: Snapshot, models: Any) -> Plan:
-            decided.append((snapshot, decider.decide(snapshot, {}).plan))
-            return decided[-1][1]
-
-        monkeypatch.setattr(snapshots, "decide", by_controller)
-        for seed, limits in enumerate((Limits(gpus=2, jobs=3), Limits(jobs=6))):
-            trace, group = drawn(seed, 100), np.arange(100) % 2
-            trace = replace(trace, submit=np.floor(trace.submit / 600) * 600, group=group, groups=("A", "B"))
-            asked, options = (trace, pool, policy), {"quotas": QuotaSet(Quotas(each=limits))}
-            fast, live = replay(*asked, **options), by_live_decisions(monkeypatch, *asked, **options)
-            np.testing.assert_array_equal(fast.start, live.start)
-            np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
-        assert store.fallbacks() == {}
-    assert not any(check(plan, snapshot)[1] for snapshot, plan in decided)
-
-
 def preempting(rank: RankingRule) -> ReplayPolicy:
     rules = PreemptionSettings(min_run_s=60.0, per_hour=2, restart_s=20.0)
     spec = changed(RLTUNE, place="first-fit", preempt=rules)
@@ -315,6 +281,51 @@ def preempting(rank: RankingRule) -> ReplayPolicy:
 
 
 LAS = RankingRule("las", {"served": 1.0}, (300.0, 1200.0))
+
+
+@contextmanager
+def by_controller(policy: ReplayPolicy, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplayPolicy]:
+    """The policy, whose replays from snapshots the controller decides; none of its plans may exceed a limit."""
+    model, decided = policy.model, list[tuple[Snapshot, Plan]]()
+    assert model is not None
+    assert policy.spec is not None
+    (folder / "weights").mkdir()
+    about = model.about | {"knows": model.knows}
+    save_model(folder / "weights/default.safetensors", model.agent, model.arrays, about)
+    with closing(Store.create_or_open(folder)) as store:
+        decider = Decider(store)
+
+        def decide(snapshot: Snapshot, models: Any) -> Plan:
+            decided.append((snapshot, decider.decide(snapshot, {}).plan))
+            return decided[-1][1]
+
+        monkeypatch.setattr(snapshots, "decide", decide)
+        yield replace(policy, spec=changed(policy.spec, folder=str(folder / "weights"), budget_s=600.0))
+        assert store.fallbacks() == {}
+    assert not any(check(plan, snapshot)[1] for snapshot, plan in decided)
+
+
+def ordering(spec: PolicySpec, model: TrainedModel) -> ReplayPolicy:
+    return ReplayPolicy(
+        name="a", order=model.agent, knows=model.knows, source="", backfill="skip", placement="best-fit", spec=spec,
+        model=model,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", [ordering(RLTUNE, BY_SHARE), ordering(GIST, wild(1)), preempting(LAS)])
+def test_agents_of_several_partitions_share_limits_as_the_controller_asks_them(
+    policy: ReplayPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each partition's agent decides within what those before it leave; no plan exceeds a limit."""
+    pool = Pool.of([NODE._replace(name=f"n{i}", partition="BA"[i % 2]) for i in range(4)])
+    with by_controller(policy, tmp_path, monkeypatch) as policy:
+        for seed, limits in enumerate((Limits(gpus=2, jobs=3), Limits(jobs=6))):
+            trace, group = drawn(seed, 100), np.arange(100) % 2
+            trace = replace(trace, submit=np.floor(trace.submit / 600) * 600, group=group, groups=("A", "B"))
+            asked, options = (trace, pool, policy), {"quotas": QuotaSet(Quotas(each=limits)), "restart_s": 20.0}
+            fast, live = replay(*asked, **options), by_live_decisions(monkeypatch, *asked, **options)
+            np.testing.assert_array_equal(fast.start, live.start)
+            np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
 
 
 @pytest.mark.parametrize("rank", [LAS, RankingRule("index", {"index": 1.0})])
@@ -327,6 +338,25 @@ def test_an_agent_stops_jobs_in_slices_as_live(rank: RankingRule, monkeypatch: p
         np.testing.assert_allclose(fast.end, live.end)
         np.testing.assert_array_equal(fast.restarts, live.restarts)
         assert fast.restarts.sum() > 3
+
+
+def test_what_stopped_jobs_leave_is_decided_about_next_as_by_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that need none of it start at once; others, and those stopped, go by ranks once the nodes are free."""
+    pool = Pool.of([NODE._replace(name=f"n{i}", gpus=7) for i in range(5)])
+    with by_controller(preempting(RankingRule("index", {"index": 1.0, "stay": 1.0})), tmp_path, monkeypatch) as policy:
+        for seed in range(5, 8):
+            trace, rng = drawn(seed, 80), np.random.default_rng(seed)
+            gpus, nodes = rng.integers(1, 4, 80), rng.integers(1, 3, 80)
+            trace = replace(trace, gpus=gpus * nodes, nodes=nodes, preemptible=np.arange(80) % 4 > 0)
+            fast = replay(trace, pool, policy, restart_s=20.0)
+            live = by_live_decisions(monkeypatch, trace, pool, policy, restart_s=20.0)
+            np.testing.assert_allclose(fast.start, live.start)
+            np.testing.assert_allclose(fast.end, live.end)
+            np.testing.assert_array_equal(fast.restarts, live.restarts)
+            np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
+            assert fast.restarts.sum() > 3
 
 
 def test_an_agent_stops_jobs_where_gpus_are_cut() -> None:

@@ -23,12 +23,10 @@ from gpusched.model.plan import Preempt, Reason, ReasonCode
 from gpusched.model.snapshot import FinishedView, PendingView, RunningView
 from gpusched.sched.agent import Context
 from gpusched.sched.arrays import NodeArrays, PendingArrays, releases_of, waiting_of
-from gpusched.sched.backfill import take
 from gpusched.sched.eligible import may_stop
-from gpusched.sched.fit import request_of, set_feasibility, with_mask
-from gpusched.sched.kernel.preempting import GIVEN, PreemptiveAllocation, preempting_pass, steady_rule
+from gpusched.sched.fit import request_of, set_feasibility
+from gpusched.sched.kernel.preempting import GIVEN, PreemptiveAllocation, plan_starts, steady_rule
 from gpusched.sched.kernel.queue_pass import KEPT
-from gpusched.sched.place import node_fits
 from gpusched.sched.reasons import QueueBlock
 from gpusched.sched.reclaim import Holders, hold, new_holders
 from gpusched.sched.state import (
@@ -36,7 +34,6 @@ from gpusched.sched.state import (
     BEST_FIT,
     PLACES,
     POLICY,
-    SKIP,
     STARTED,
     ClusterState,
     Floats,
@@ -91,8 +88,7 @@ def decide_queue(prepared: PreemptionModel, context: Context) -> tuple[list[int]
     gone = {job.id for job in (*field.stoppable, *field.leaving)}
     releases = releases_of([job for job in context.snapshot.running if job.id not in gone], world, parts)
     state = ClusterState(allocatable, releases, requests, jobs, scratch, outcome, context.snapshot.now)
-    preempting_pass(state, order, SKIP, shares)
-    start_what_fits(state, world.resources, shares)
+    plan_starts(state, order, world.resources, shares)
     own = context.waiting.queues[context.partition]
     _note_starts(context, own, order, field, outcome.code, shares)
     stops = _stops(field, order, outcome.code, shares)
@@ -229,23 +225,6 @@ def _holders(world: NodeArrays, field: PartitionJobs, order: Ints) -> Holders:
             hold(holders, at, int(field.first[j]), request, j)
             at += 1
     return holders
-
-
-@jit
-def start_what_fits(state: ClusterState, free: Resources, shares: PreemptiveAllocation) -> None:
-    """Start the waiting jobs with allocated nodes that fit the free resources.
-
-    Masks were checked at the allocation; since then a node may be kept for a later job, so they are not checked again.
-    """
-    for job in shares.order[: shares.used[0]]:
-        request, first = request_of(state.requests, state.jobs.shape[job]), shares.offset[job]
-        fits = shares.runs[job] == 0
-        for part in range(request.parts):
-            fits = fits and node_fits(free, state.jobs.masks, with_mask(request, -1), shares.nodes[first + part])
-        if fits:
-            state.outcome.code[job] = STARTED
-            for part in range(request.parts):
-                take(free, request, shares.nodes[first + part])
 
 
 def _note_starts(

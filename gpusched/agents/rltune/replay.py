@@ -25,11 +25,13 @@ from gpusched.estimation import REMEMBERED
 from gpusched.estimation.odds import History, forget, note_passed
 from gpusched.model.jobs import HOUR_S
 from gpusched.model.policy import PreemptionSettings as Rules
+from gpusched.sched.bounds import charge
 from gpusched.sched.kernel.by_rule import PlacementRule, pass_by_rule
+from gpusched.sched.kernel.preempting import GIVEN, plan_starts
 from gpusched.sched.kernel.queue_pass import KEPT
 from gpusched.sched.reclaim import Holders, hold, new_holders
 from gpusched.sched.sorting import by_priority, stable_order
-from gpusched.sched.state import ClusterState, Flags, Floats, Ints, Records, copied
+from gpusched.sched.state import STARTED, ClusterState, Flags, Floats, Ints, Records, Resources, copied
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.mapped import StagedRun
@@ -37,16 +39,17 @@ from gpusched.sim.engine.pace import elapsed_run_s, mate_of, total_run_s
 from gpusched.sim.engine.placing_walk import Walk
 from gpusched.sim.engine.preempt import (
     PreemptionPlan,
-    allocate_with_preemption,
     apply_plan,
+    copy_resources,
     keep_running,
     new_plan,
     pair_waiting,
+    planned,
     refresh_active,
     reset,
 )
 from gpusched.sim.engine.queue import waiting_in
-from gpusched.sim.engine.state import DECIDE, DONE, ENDED, RUNNING, EventLog, Passes, Sim, shape_request
+from gpusched.sim.engine.state import DECIDE, DONE, ENDED, RUNNING, RUNS, EventLog, Passes, Sim, shape_request
 from gpusched.sim.knowledge import explicit_priorities
 from gpusched.sim.placed import is_staged, staged
 from gpusched.sim.policies import PLACEMENTS
@@ -192,9 +195,9 @@ def ranked_runner(world: SimWorld, prepared: PreemptionModel) -> Callable[[Event
     if sim.resources.shared is not None:
         holders = holders._replace(room=copied(sim.resources))
     ranked = RankingState(
-        plan=new_plan(world, holders), holders=holders, guard=guard_of(world), history=history_of(facts),
-        facts=facts, ranking=prepared.ranking, restart_s=world.restart_s, ended=np.full(REMEMBERED, -1, np.int64),
-        oldest=np.zeros(1, np.int64),
+        plan=new_plan(world, holders), free=copied(sim.resources), holders=holders, guard=guard_of(world),
+        history=history_of(facts), facts=facts, ranking=prepared.ranking, restart_s=world.restart_s,
+        ended=np.full(REMEMBERED, -1, np.int64), oldest=np.zeros(1, np.int64),
     )  # fmt: skip
     return lambda log: run_ranked(sim, log, passes, ranked)
 
@@ -203,12 +206,14 @@ class RankingState(NamedTuple):
     """The state of a decision: the plan, protected jobs, history and ranking.
 
     Attributes:
+        free: What no job uses, as jobs start.
         restart_s: ``float64[jobs]``: cost of a restart.
         ended: ``int64[REMEMBERED]``: the last jobs that ended, which alone are counted, as live; -1: none yet.
             ``oldest: int64[1]``: the place of the first of them.
     """
 
     plan: PreemptionPlan
+    free: Resources
     holders: Holders
     guard: Guard
     history: History
@@ -221,7 +226,7 @@ class RankingState(NamedTuple):
 
 @jit
 def decide_ranked(sim: Sim, log: EventLog, passes: Passes, of: RankingState) -> int:
-    """Rank all jobs and allocate nodes in that order."""
+    """Rank all jobs and allocate nodes in that order; what stopped jobs leave is decided about next, at once."""
     plan, guard, history, facts, ranking = of.plan, of.guard, of.history, of.facts, of.ranking
     for i in range(sim.counter[ENDED]):
         job = sim.ended[i]
@@ -232,15 +237,28 @@ def decide_ranked(sim: Sim, log: EventLog, passes: Passes, of: RankingState) -> 
             of.ended[of.oldest[0]] = job
             of.oldest[0] = (of.oldest[0] + 1) % of.ended.size
     refresh_active(sim, plan)
+    if plan.size[0] == sim.counter[RUNS]:  # none waits: it does not matter who is before whom
+        sim.clock[1] = np.inf
+        return DECIDE
     jobs = plan.active[: plan.size[0]]
     ranks = _ranks(sim, history, facts, ranking, jobs, of.restart_s)
     reset(sim, passes, plan)
+    copy_resources(sim.resources, of.free)
     order = by_priority(jobs[stable_order(_steadied(sim, guard, jobs, ranks))], plan.priority)
-    allocate_with_preemption(sim, passes, plan, _queue_of(sim, passes, plan, guard, of.holders, order))
-    _remember(sim, plan, guard, jobs)
-    apply_plan(sim, log, plan, of.restart_s)
+    for partition in range(sim.dirty.size):
+        own = order if sim.dirty.size == 1 else waiting_in(sim, order, plan.size, partition)
+        queue, begun = _queue_of(sim, passes, plan, guard, of.holders, own), plan.shares.used[0]
+        state = planned(sim, passes, plan)
+        plan_starts(state, queue, of.free, plan.shares)
+        for job in plan.shares.order[begun : plan.shares.used[0]]:  # live, other partitions know of starts only
+            if plan.outcome.code[job] == GIVEN and plan.shares.runs[job] == 0:
+                charge(state.jobs.links, state.jobs.room, state.jobs.account, job, -1)
+        passes.releases.used[:] = 0  # of this plan
+    apply_plan(sim, log, plan, of.restart_s, STARTED)
+    stopped = _note_stopped(sim, plan, guard, jobs)
     pair_waiting(sim.pairs, sim, log, passes, plan, order, of.restart_s)
-    sim.clock[1] = _next_change(sim, guard, facts, ranking, jobs, of.restart_s)
+    now = sim.clock[0]
+    sim.clock[1] = now if stopped else _next_change(sim, guard, facts, ranking, jobs, of.restart_s)
     return DECIDE
 
 
@@ -277,13 +295,16 @@ def _queue_of(sim: Sim, passes: Passes, plan: PreemptionPlan, guard: Guard, hold
 
 
 @jit
-def _remember(sim: Sim, plan: PreemptionPlan, guard: Guard, jobs: Ints) -> None:
-    """Record the preemptions about to happen."""
+def _note_stopped(sim: Sim, plan: PreemptionPlan, guard: Guard, jobs: Ints) -> bool:
+    """Record the preemptions; return whether there were any. These jobs wait from the next decision on."""
+    stopped = False
     for job in jobs:
         if plan.shares.runs[job] and plan.outcome.code[job] != KEPT:
             if guard.stops.shape[1] > 0:
                 guard.stops[job, guard.times[job] % guard.stops.shape[1]] = sim.clock[0]
             guard.times[job] += 1
+            plan.outcome.code[job], stopped = KEPT, True
+    return stopped
 
 
 @jit

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpusched.compiled import jit
+from gpusched.compiled import inlined, jit
+from gpusched.sched.backfill import take
 from gpusched.sched.bounds import charge
-from gpusched.sched.fit import gpus_asked, request_of
+from gpusched.sched.fit import gpus_asked, request_of, with_mask
 from gpusched.sched.kernel.queue_pass import KEPT, hold_nothing, in_order, queue_pass
-from gpusched.sched.reclaim import Holders, finds, keeps
+from gpusched.sched.place import node_fits
+from gpusched.sched.reclaim import Holders, finds, keeps, part_taken
 from gpusched.sched.releases import add
 from gpusched.sched.state import (
     BEST_FIT,
@@ -23,6 +25,9 @@ from gpusched.sched.state import (
     NAIVE,
     PRIORITY,
     RANDOM,
+    SKIP,
+    STARTED,
+    WHOLE,
     Calendar,
     ClusterState,
     Flags,
@@ -31,6 +36,7 @@ from gpusched.sched.state import (
     PlacementRequest,
     Releases,
     Resources,
+    SharedGpus,
 )
 
 GIVEN = 101
@@ -180,3 +186,36 @@ def _fill(filling: Filling | None, state: ClusterState, queue: Ints, at: int) ->
 
 
 preempting_pass = queue_pass(_place, hold_nothing, keeps=_keeps, following=_following)
+
+
+@inlined
+@jit
+def plan_starts(state: ClusterState, queue: Ints, free: Resources, shares: PreemptiveAllocation) -> None:
+    """Run the pass, and start the waiting jobs whose nodes are free now.
+
+    The others start once jobs have left their nodes, in a later decision. ``free``: what no job uses; changed. Masks
+    were checked at the allocation; since then a node may be kept for a later job, so they are not checked again.
+    """
+    begun, jobs = shares.used[0], state.jobs
+    preempting_pass(state, queue, SKIP, shares)
+    for job in shares.order[begun : shares.used[0]]:
+        request, first = request_of(state.requests, jobs.shape[job]), shares.offset[job]
+        fits = shares.runs[job] == 0 and _has_part(state.resources.shared, free, job, shares.nodes[first])
+        for part in range(request.parts):
+            fits = fits and node_fits(free, jobs.masks, with_mask(request, -1), shares.nodes[first + part])
+        if fits:
+            state.outcome.code[job] = STARTED
+            request = part_taken(state.resources.shared, free.shared, request, job)
+            for part in range(request.parts):
+                take(free, request, shares.nodes[first + part])
+
+
+@jit
+def _has_part(given: SharedGpus | None, free: Resources, job: int, node: int) -> bool:
+    """Return whether the GPU of which a job was given a part has room for it now."""
+    if given is None or free.shared is None:
+        return True
+    if given.milli[job] >= WHOLE:
+        return True
+    room = free.shared.room[given.on[job]]
+    return bool(room >= given.milli[job] and (room < WHOLE or free.gpus[node] > 0))

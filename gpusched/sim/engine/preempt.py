@@ -18,6 +18,7 @@ from gpusched.compiled import inlined, jit
 from gpusched.sched.backfill import copy_room
 from gpusched.sched.fit import gpus_asked, with_gpus
 from gpusched.sched.kernel.preempting import (
+    GIVEN,
     PINNED,
     Filling,
     PreemptiveAllocation,
@@ -129,8 +130,9 @@ def decide_preemptive(sim: Sim, log: EventLog, passes: Passes, of: Preemptive) -
     keys = _keys(sim, jobs, of.policy, of.restart_s, of.thresholds)
     order = by_priority(jobs[stable_order(keys)], plan.priority)
     _pin_pairs(sim.pairs, sim, passes, plan)
-    allocate_with_preemption(sim, passes, plan, order)
-    apply_plan(sim, log, plan, of.restart_s)
+    preempting_pass(planned(sim, passes, plan), order, SKIP, plan.shares)
+    passes.releases.used[:] = 0  # of this plan
+    apply_plan(sim, log, plan, of.restart_s, GIVEN)
     pair_waiting(sim.pairs, sim, log, passes, plan, order, of.restart_s)
     if of.policy == LAS:
         sim.clock[1] = _next_demotion(sim, jobs, of.restart_s, of.thresholds)
@@ -213,8 +215,8 @@ def reset(sim: Sim, passes: Passes, plan: PreemptionPlan) -> None:
     """Reset the plan to the nodes' current state."""
     whole, idle, runs, ends = plan.whole, plan.shares.idle, plan.shares.runs, plan.shares.ends
     plan.shares.used[:] = 0
-    _copy(passes.usable, whole)
-    _copy(sim.resources, idle)
+    copy_resources(passes.usable, whole)
+    copy_resources(sim.resources, idle)
     reset_plan(plan.ledger, sim.ledger)
     for i in range(plan.size[0]):
         job = plan.active[i]
@@ -223,7 +225,8 @@ def reset(sim: Sim, passes: Passes, plan: PreemptionPlan) -> None:
 
 
 @jit
-def _copy(resources: Resources, to: Resources) -> None:
+def copy_resources(resources: Resources, to: Resources) -> None:
+    """Copy what is left of nodes, and of which GPUs jobs have parts."""
     to.gpus[:], to.cores[:], to.memory[:] = resources.gpus, resources.cores, resources.memory
     copy_room(to.shared, resources.shared)
     _copy_gpus(resources.shared, to.shared)
@@ -235,13 +238,12 @@ def _copy_gpus(shared: SharedGpus | None, to: SharedGpus | None) -> None:
         to.on[:] = shared.on
 
 
+@inlined
 @jit
-def allocate_with_preemption(sim: Sim, passes: Passes, plan: PreemptionPlan, queue: Ints) -> None:
-    """Allocate nodes to jobs in this order: their own, others, or none."""
-    jobs, outcome = jobs_planned(plan.ledger, passes.jobs), plan.outcome
-    state = ClusterState(plan.whole, passes.releases, passes.requests, jobs, passes.scratch, outcome, sim.clock[0])
-    preempting_pass(state, queue, SKIP, plan.shares)
-    passes.releases.used[:] = 0  # of this plan
+def planned(sim: Sim, passes: Passes, plan: PreemptionPlan) -> ClusterState:
+    """Return the state for a pass of the plan."""
+    jobs = jobs_planned(plan.ledger, passes.jobs)
+    return ClusterState(plan.whole, passes.releases, passes.requests, jobs, passes.scratch, plan.outcome, sim.clock[0])
 
 
 @jit
@@ -289,17 +291,17 @@ def pair_waiting(
 
 
 @jit
-def apply_plan(sim: Sim, log: EventLog, plan: PreemptionPlan, restart_s: Floats) -> None:
-    """Stop running jobs whose nodes changed or were not granted, then start jobs."""
+def apply_plan(sim: Sim, log: EventLog, plan: PreemptionPlan, restart_s: Floats, starts: int) -> None:
+    """Stop running jobs whose nodes changed or were not granted, then start those with this code."""
     for i in range(plan.size[0]):
         job = plan.active[i]
         if plan.shares.runs[job] and plan.outcome.code[job] != KEPT:
             stop_job(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, restart_s[job]))
     shares = plan.shares
-    for i in range(shares.used[0]):
-        job = shares.order[i]
-        _note_gpu(plan.whole.shared, sim.resources.shared, job)
-        start_job(sim, log, job, shares.nodes, shares.offset[job], NOTHING_TAKEN, restart_s[job])
+    for job in shares.order[: shares.used[0]]:
+        if plan.outcome.code[job] == starts:
+            _note_gpu(plan.whole.shared, sim.resources.shared, job)
+            start_job(sim, log, job, shares.nodes, shares.offset[job], NOTHING_TAKEN, restart_s[job])
 
 
 @jit
