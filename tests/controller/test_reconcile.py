@@ -10,6 +10,7 @@ import pytest
 from gpusched.controller.completing import retry_delay_s
 from gpusched.controller.ranks import ReconcileResult
 from gpusched.controller.reconcile import reconcile_job
+from gpusched.model.idle import IdleState
 from gpusched.model.jobs import Ending, JobRecord, JobState, Preemptions
 from gpusched.model.readings import NodeReading
 from gpusched.queue.store import FailedLaunch, NodeRecord
@@ -281,6 +282,15 @@ def test_signal_before_the_limit_is_sent_once() -> None:
     assert verbs(reconcile_job(warned, ranks(signalled="USR1"), world(says("running")))) == []
     over = msgspec.structs.replace(warned, start_time=NOW - 601)
     assert verbs(reconcile_job(over, ranks(signalled="USR1"), world(says("running")))) == [("signal", 0, "TERM")]
+
+
+def test_a_rank_that_is_warned_of_its_limit_is_signalled_as_idle_the_next_time() -> None:
+    """One operation on a rank at a time: of two at once its node may carry out either first."""
+    idle = IdleState(since=NOW - 900, below=0.05, then="signal", at=NOW - 1, warned_at=NOW - 300, acted_at=NOW - 1)
+    asked = spec(nodes=2, signal_before_s=60, signal_batch=True, time_limit_s=120)
+    record = job(JobState.RUNNING, 2, spec=asked, idle=idle)
+    step = reconcile_job(record, ranks(2), world(says("running"), says("running", 1)))
+    assert [(o.rank.rank, o.for_warning, o.for_idle) for o in step.operations] == [(0, True, False), (1, False, True)]
 
 
 @pytest.mark.parametrize(
