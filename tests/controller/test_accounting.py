@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpusched.accounting.usage import BUCKET_S, MAX_POWER_GAP_S, GpuHolding, holdings, usage_between
 from gpusched.cluster.base import NodeObservation
-from gpusched.controller.ledger import UsageWriter, run_of
+from gpusched.controller.ledger import UsageWriter, run_of, share_of
 from gpusched.model.jobs import Allocation, JobRecord, JobState, NodeAllocation
 from gpusched.model.readings import Gpu, NodeReading, ProbeFailure
 from gpusched.model.slurm import SlurmFacts
@@ -93,6 +93,13 @@ def test_slices_are_charged_their_share_of_the_gpu() -> None:
         {"a": 10 / 7, "b": 2.5, "": 10 - 10 / 7 - 2.5}
     )
     assert all(row.util_known_s == 0 for row in rows.values()), "nobody knows how busy a slice was"
+
+
+def test_slices_are_their_share_of_the_partition() -> None:
+    """λ of GIST's Eq. 4, of the dominant resource: here GPUs, of which each slice is a seventh."""
+    (partition,) = inventory(nodes=3).partitions
+    sliced = builders.job(spec=spec(profile="1g.10gb", gpus_per_node=2, cores_per_node=1))
+    assert share_of(sliced, partition) == pytest.approx(2 / 7 / (3 * GPUS))
 
 
 def test_jobs_one_after_the_other_share_nothing() -> None:

@@ -124,6 +124,15 @@ def test_their_tables_have_heads(world: InboxWorld) -> None:
     assert sacct[2].split() == [job, "mine", "p", "1", "RUNNING", "0:0"]
 
 
+def test_sacct_lists_jobs_that_ended_within_a_day(world: InboxWorld) -> None:
+    job = running(world, ALICE)
+    ended = {age: world.submit(ALICE) for age in (injob.SACCT_S - 1, injob.SACCT_S + 1)}
+    for age, other in ended.items():
+        world.put(other, JobState.COMPLETED, submit_time=world.now - age - 9, end_time=world.now - age)
+    recent, _ = ended.values()
+    assert {line.split("|")[0] for line in (ask(world, job, "sacct", "-nP") or "").splitlines()[1:]} == {job, recent}
+
+
 def test_ids_of_many_tasks_are_bounded_too(world: InboxWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(injob, "MAX_LOOKED_UP", 4)
     job, array = running(world, ALICE), world.submit(ALICE, array=(0, 1, 2))
