@@ -16,7 +16,7 @@ from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.reservations import Reservation
 from gpusched.queue.store import Store
 from gpusched.sim.outages import read_reservations
-from gpusched.sim.pool import Pool
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.reserving import Booking, bookings_of
 from gpusched.sim.stepper import PolicyFunction, Stepper
@@ -100,6 +100,17 @@ def test_jobs_of_a_reservation_run_in_it_and_nowhere_else() -> None:
     result = replay(trace, POOL, "easy", reservations=found)
     assert result.start.tolist() == [0, 2 * H, 3 * H, 0]
     assert result.part_nodes[1:3].tolist() == [1, 1]
+
+
+def test_nodes_are_kept_for_another_than_what_waits_for_its_own_reservation() -> None:
+    """Its nodes are reserved for it in any case: ``all`` has the place, so that ``long`` waits for it."""
+    own, whole, long = pending("own", 1, limit=H), pending("all", 8, 2, limit=24 * H), pending("long", 1, limit=5 * H)
+    trace = trace_of(changed(drawn(random.Random(0), "none")[0], pending=(own, whole, long)))
+    pool = Pool.of([NodeSpec(8), NodeSpec(8), NodeSpec(4)])
+    kept = Booking("class", (2,), 0.5 * H, 4 * H, frozenset({"own"})), Booking("m", (0,), H, 4 * H)
+    for policy in ("fifo+none", "easy"):
+        result = replay(trace, pool, policy, placement="first-fit", reservations=kept)
+        assert (result.start / H).tolist() == [0.5, 4, 4], policy
 
 
 @pytest.mark.parametrize("placement", ["best-fit", "contention", "rack-wait"])
