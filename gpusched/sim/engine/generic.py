@@ -24,6 +24,7 @@ from gpusched.sched.state import (
     NAIVE,
     NONE,
     OK,
+    RESERVED,
     RESOURCES,
     SKIP,
     Floats,
@@ -229,6 +230,14 @@ def _order_matters(ledger: SimLedger | None, sim: Sim, queue: SimQueue, backfill
         return False
     if not queue.by_all or ledger.kept[2] == 0 or backfill == SKIP:
         return False
+    if queue.order == FAIRSHARE and queue.tree.parent.size == 0 and backfill != CONSERVATIVE:
+        charged = False  # users' keys only grow: those before such a job stay where they are unless its own has grown
+        for job in queue.waiting[: queue.size[0]]:
+            code, user = queue.outcome.code[job], queue.leaf[job]
+            if code == RESOURCES or code == RESERVED:
+                charged |= queue.users[user]["held"] != queue.usage[user]["held"]
+        if not charged:
+            return False
     queue.usage[:] = queue.users
     for partition in range(sim.dirty.size):
         for job in ordered(sim, queue, partition):
