@@ -414,16 +414,18 @@ def contended(seed, partitions, jobs=60):
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-@pytest.mark.parametrize(("backfill", "place"), [
-    ("easy", "best-fit"), ("conservative", "rack"), ("none", "fastest"), ("easy", "fastest"), ("skip", "milp"),
-    ("easy", "milp"),
+@pytest.mark.parametrize(("order", "backfill", "place"), [
+    ("fifo", "easy", "best-fit"), ("fifo", "conservative", "rack"), ("fifo", "none", "fastest"),
+    ("fifo", "easy", "fastest"), ("fifo", "skip", "milp"), ("fifo", "easy", "milp"),
+    ("fairshare", "easy", "best-fit"), ("fairshare", "none", "best-fit"), ("fairshare", "conservative", "best-fit"),
 ])  # fmt: skip
-def test_what_a_start_lets_others_do_within_limits_is_decided_at_once(backfill, place, partitions):
+def test_what_a_start_lets_others_do_within_limits_is_decided_at_once(order, backfill, place, partitions):
     """By a replay; live by the next cycle. A mapping has a window that what starts, here or elsewhere, shifts."""
-    spec = PolicySpec(name="t", backfill=backfill, place=place, mapping=Mapping(window=3, budget_s=30.0))
-    for seed in (1, 2, 5):
+    mapping = Mapping(window=3, budget_s=30.0)
+    spec = PolicySpec(name="t", order=order, backfill=backfill, place=place, mapping=mapping)
+    for seed in (1, 2, 36 if order == "fairshare" else 5):
         halves = np.random.default_rng(seed).random(60) < 1 - 1 / partitions
-        decided_alike(*contended(seed, partitions), spec, halves=halves.tolist())
+        decided_alike(*contended(seed, partitions), spec, 900.0 * (order == "fairshare"), halves=halves.tolist())
 
 
 def hopeless(jobs, nodes, of, partition):

@@ -23,6 +23,9 @@ from gpusched.sched.state import (
     NAIVE,
     NONE,
     OK,
+    RESERVED,
+    RESOURCES,
+    SKIP,
     Floats,
     Ints,
     PassOutcome,
@@ -33,7 +36,7 @@ from gpusched.sched.state import (
 )
 from gpusched.sim.engine.build import SimWorld, usage_scale
 from gpusched.sim.engine.estimates import Estimates, new_estimates, note_arrivals, note_begin, note_ends, renew_waiting
-from gpusched.sim.engine.ledger import drop_idle_repeat, other_changes
+from gpusched.sim.engine.ledger import SimLedger, drop_idle_repeat, other_changes
 from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.queue import enter, remove_running, start_granted, state_of, waiting_in
 from gpusched.sim.engine.share import pair_up, release_pairs_once, split_with
@@ -123,7 +126,7 @@ def decide_generic(sim: Sim, log: EventLog, passes: Passes, queue: SimQueue) -> 
         for partition in range(sim.dirty.size):
             _decide(sim, log, passes, queue, partition, backfill)
     pair_waiting(sim.pairs, sim, log, passes, queue)
-    if sim.pairs is None and not queue.by_all:
+    if sim.pairs is None and not _order_matters(sim.ledger, sim, queue, backfill):
         drop_idle_repeat(sim.ledger, queue.waiting[: queue.size[0]], queue.outcome.code, backfill)
     sim.dirty[:] = 0
     wake_to_backfill(sim, queue)
@@ -229,6 +232,32 @@ def ordered(sim: Sim, queue: SimQueue, partition: int) -> Ints:
         jobs = jobs[stable_order(-sim.jobs["submit"][jobs])]
     keys: Floats = order_keys(sim, queue.usage, queue.leaf, queue.tree, jobs, queue.order)
     return by_priority(jobs[stable_order(keys)], queue.priority)
+
+
+@jit
+def _order_matters(ledger: SimLedger | None, sim: Sim, queue: SimQueue, backfill: int) -> bool:
+    """Return whether what starts have charged to users puts others before a job that holds these up."""
+    if ledger is None:
+        return False
+    if not queue.by_all or ledger.kept[2] == 0 or backfill == SKIP:
+        return False
+    if queue.order == FAIRSHARE and queue.tree.parent.size == 0 and backfill != CONSERVATIVE:
+        charged = False  # users' keys only grow: those before such a job stay where they are unless its own has grown
+        for job in queue.waiting[: queue.size[0]]:
+            code, user = queue.outcome.code[job], queue.leaf[job]
+            if code == RESOURCES or code == RESERVED:
+                charged |= queue.users[user]["held"] != queue.usage[user]["held"]
+        if not charged:
+            return False
+    queue.usage[:] = queue.users
+    for partition in range(sim.dirty.size):
+        for job in ordered(sim, queue, partition):
+            code = queue.outcome.code[job]
+            if code == RESOURCES and backfill != CONSERVATIVE:
+                break
+            if code >= RESOURCES:
+                return True
+    return False
 
 
 @jit
