@@ -20,6 +20,7 @@ from gpusched.sched.bounds import exceeds, room_along, within_bounds
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
+from gpusched.sched.limits import Rooms
 from tests.sched.limited import Past, limited, taken, with_bounds
 from tests.sched.worlds import NOW, node, pending, running, snapshot, started
 
@@ -232,6 +233,10 @@ def test_resizable_jobs_grow_within_their_users_limits(sizes: Literal["drf", "op
         within = bounded(snap, Quotas(each=limits))
         assert [a.gpus for a in decide(within).actions if isinstance(a, Resize)] == [4]
         assert check(Plan(actions=(Resize("r", 4),)), within)[1] == ()
+        rooms = Rooms(within)
+        assert rooms.refuse_resize(within.running[0], 1) is None
+        assert rooms.bounds == within.bounds, "what it gives up is free once it has"
+        assert (rooms.refuse_resize(within.running[0], 4), rooms.bounds[0].room) == (None, 0)
     _, rejections = check(Plan(actions=(Resize("r", 8),)), bounded(snap))
     assert "limit of user alice: at most 4 GPUs at once" in rejections[0].why
 
