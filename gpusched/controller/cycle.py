@@ -58,7 +58,6 @@ from gpusched.queue.snapshots import held_gpus, snapshot_of_store
 from gpusched.queue.store import FailedLaunch, NodeRecord, RankRecord, Store
 from gpusched.sched.slices.plan import cuts_of
 
-REMEMBER_REMOVED_S = 600.0
 FORGET_PROGRAMS_S = 60.0
 
 
@@ -357,7 +356,7 @@ class Cycle:
         busy = self._cluster.busy()
         forgotten = {n for n, r in records.items() if self.inventory.node(n) is None and may_forget_leftovers(r, now)}
         old = clean_up_leftovers(leftovers, observations, forgotten, busy, now)
-        removed = self._outcomes.removed_since(now - REMEMBER_REMOVED_S)
+        removed = self._outcomes.removed_lately(now)
         known = frozenset(map(rank_key, ranks))
         strays = remove_strays(
             self._observed.nodes, known, removed, observations, self._cluster_id, busy, now, self._reported_strays

@@ -19,6 +19,8 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import ACTIVE
 from gpusched.queue.store import RankRecord, Store
 
+REMEMBER_REMOVED_S = 600.0
+
 
 class OutcomeRecorder:
     """Records the outcomes of operations.
@@ -36,12 +38,9 @@ class OutcomeRecorder:
         self._stray_trouble: dict[RankKey, str] = {}
         self.unrecorded: list[OperationOutcome] = []
 
-    def removed_since(self, since: float) -> dict[RankKey, float]:
-        """Return when ranks were removed from their nodes, and forget removals before ``since`` (Unix seconds).
-
-        A probe that began before a removal may still report the rank.
-        """
-        self._removed_at = {key: at for key, at in self._removed_at.items() if at > since}
+    def removed_lately(self, now: float) -> dict[RankKey, float]:
+        """Return when ranks were removed from their nodes lately; a probe that began before may still report them."""
+        self._removed_at = {key: at for key, at in self._removed_at.items() if now - at < REMEMBER_REMOVED_S}
         return self._removed_at
 
     def record(self, outcomes: Sequence[OperationOutcome]) -> None:

@@ -7,6 +7,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -248,16 +249,37 @@ def test_the_copy_that_everyone_reads_has_no_entry(world: InboxWorld) -> None:
     assert recorded(world)[0].origin == "ssh 203.0.113.99"
 
 
-def test_a_reporter_counts_what_one_sender_is_refused_too_often(world: InboxWorld) -> None:
-    reporter = audit.AuditReporter(world.state)
+def test_a_reporter_counts_what_one_sender_is_refused_too_often(
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, reporter = 0.0, audit.AuditReporter(world.state)
+    monkeypatch.setattr(audit, "time", SimpleNamespace(monotonic=lambda: now))
     refused = RecordAudit(time=NOW, origin="relay", action="exec", refused="no", via="relay", uid=BOB, user="bob")
-    for _ in range(audit.REFUSALS + 100):
-        reporter.refused(refused)
+    for now, times in ((0.0, 23), (3.0, 2), (6.0, 1), (1e6, 21)):  # noqa: B007
+        for _ in range(times):
+            reporter.refused(refused)
+        world.apply_inbox()
     reporter.refused(msgspec.structs.replace(refused, uid=ALICE, user="alice"))
     world.apply_inbox()
-    by_user = Counter(entry.user for entry in recorded(world))
-    assert by_user["alice"] == 1
-    assert audit.REFUSALS <= by_user["bob"] <= audit.REFUSALS + 20  # a busy machine may take minutes
+    found = Counter((entry.user, entry.reason) for entry in recorded(world))
+    more = {("bob", f"no (and {count} more before)"): 1 for count in (3, 1)}
+    assert found == {("alice", "no"): 1, ("bob", "no"): 40, **more}
+
+
+def test_a_reporter_reports_the_same_once_an_hour_if_asked(
+    world: InboxWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, reporter = 0.0, audit.AuditReporter(world.state)
+    monkeypatch.setattr(audit, "time", SimpleNamespace(monotonic=lambda: now))
+    command = RecordAudit(time=NOW, origin="relay", action="forward", subject=("j",), via="relay", uid=ME, user="me")
+    for now, reports in ((0.0, 1), (3599.0, 1), (3600.0, 2), (3601.0, 2)):  # noqa: B007
+        reporter.done(command, once=True)
+        world.apply_inbox()
+        assert len(recorded(world)) == reports
+    reporter.done(msgspec.structs.replace(command, subject=("k",)), once=True)
+    reporter.done(command)
+    world.apply_inbox()
+    assert len(recorded(world)) == 4
 
 
 def test_a_submission_leaves_no_secret_in_the_log(world: InboxWorld) -> None:

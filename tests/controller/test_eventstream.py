@@ -169,7 +169,10 @@ def test_a_file_that_is_moved_is_begun_anew(store: Store, streams: Streams, tmp_
 
 def test_half_a_line_of_a_killed_controller_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    for before, left in ((b'{"seq":1}\n{"se', b'{"seq":1}\n'), (b'{"se' + b"x" * 200_000, b""), (b"", b"")):
+    long = b"x" * 200_000
+    for before, left in (
+        (b'{"seq":1}\n{"se', b'{"seq":1}\n'), (b'{"se' + long, b""), (b"", b""), (long + b"\n{", long + b"\n"),
+    ):  # fmt: skip
         path.write_bytes(before)
         file = EventFile(str(path))
         file.write([b'{"seq":2}'])

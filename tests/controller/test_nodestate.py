@@ -129,6 +129,7 @@ def test_dead_is_down_for_long_enough() -> None:
     record, _ = update(SEEN, failure())
     assert not is_dead(record, SETTINGS, NOW + 59)
     assert is_dead(record, SETTINGS, NOW + 60)
+    assert not is_dead(record, SETTINGS, NOW - 1), "the clock was set back"
     assert not is_dead(SEEN, SETTINGS, NOW + 1000)
     assert not is_dead(None, SETTINGS, NOW)
 
@@ -156,6 +157,7 @@ def test_an_undeclared_node_is_forgotten_after_a_week() -> None:
     assert removed_record(gone, NOW + 9).down_since == NOW
     assert not may_forget_leftovers(gone, NOW + 604799)
     assert may_forget_leftovers(gone, NOW + 604800)
+    assert not may_forget_leftovers(gone, NOW - 1), "the clock was set back"
     assert not may_forget_leftovers(SEEN, NOW + 1e9)
 
 

@@ -13,6 +13,7 @@ from gpusched.cluster.base import Operation, OperationOutcome, RankKey
 from gpusched.controller.outcomes import OutcomeRecorder
 from gpusched.controller.outputs import MAX_FAILURES, CollectionRetries
 from gpusched.queue.store import RankRecord, Store
+from tests.builders import job
 
 RANK = RankRecord(job_id="j", attempt=1, rank=0, node="n0", runtime="podman")
 
@@ -61,6 +62,13 @@ def test_a_delivered_kill_is_a_try_and_a_leftover_stays_marked(ended: Ended) -> 
     assert (ended.record("signal", signal="TERM").signalled, ended.record("signal", signal="KILL").tries) == ("TERM", 1)
     ended.store.put_ranks([msgspec.structs.replace(RANK, signalled="FENCE")])
     assert ended.record("signal", signal="KILL").signalled == "FENCE"
+
+
+def test_a_removal_is_remembered_for_ten_minutes(ended: Ended) -> None:
+    ended.store.put_jobs([job("j")])  # its rank's record stays until a probe finds nothing
+    ended.record("remove")
+    assert ended.recorder.removed_lately(700.9) == {("j", 1, 0): 101.0}
+    assert ended.recorder.removed_lately(701.0) == {}
 
 
 def test_a_warning_of_the_limit_does_not_count_as_asked_to_end(ended: Ended) -> None:

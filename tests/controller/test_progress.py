@@ -145,11 +145,11 @@ def test_the_store_moves_with_the_clock(store: Store) -> None:
 
 def test_files_of_an_earlier_attempt_do_not_count(store: Store) -> None:
     store.put_jobs([_job(attempt=2)])
-    old, new = (ProgressReading(step=5, of=10, age_s=age) for age in (11.0, 9.0))
+    old, new = (ProgressReading(step=5, of=10, age_s=age) for age in (11.0, 10.0))
     record_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=old))
     assert store.progress_of_unended() == {}
     record_progress(store, [_job(attempt=2)], _seen("n0", "gpusched-j-2-0", 50.0, progress=new))
-    assert store.progress_of_unended()["j"][-1].first_at == 41.0
+    assert store.progress_of_unended()["j"][-1].first_at == 40.0
 
 
 def test_the_pause_of_a_hot_resize_counts_at_no_size(store: Store) -> None:

@@ -13,12 +13,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from gpusched.controller import peers, relay
+from gpusched.controller import attaching, peers, relay
 from gpusched.errors import GpuschedError
 from gpusched.model.audit import AuditEntry, audit_entry
 from gpusched.model.commands import RecordAudit
@@ -29,6 +30,7 @@ from gpusched.model.relay import (
     FAILED,
     INPUT,
     INPUT_ENDED,
+    NOT_STARTED,
     OUTPUT,
     REQUEST,
     SOCKET,
@@ -43,11 +45,12 @@ from gpusched.model.relay import (
     Request,
     Terminal,
     exit_code,
+    exit_frame,
     frame,
     size_frame,
 )
-from gpusched.nodes.runtimes import sessions
-from gpusched.nodes.transport import Session
+from gpusched.nodes.runtimes import AttemptRef, sessions
+from gpusched.nodes.transport import Session, TransportError
 from gpusched.queue.inbox import Inbox, ReceivedCommand
 from gpusched.queue.lastgood import declared_or_kept, store_declared
 from gpusched.queue.store import Store
@@ -192,6 +195,28 @@ def test_permissions_of_attach(call: Callable[..., Caller], site: relay.RelayCon
         assert Caller(site, OWNER, request).hear().failure == f"job {ID} is COMPLETING"
     cluster.store.put_jobs([msgspec.structs.replace(ours, state=JobState.RUNNING)])
     assert "belongs to ann" in Caller(site, OTHER, asked[1]).hear().failure
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(b"failed\n", NOT_STARTED), (b"0\n", 0), (b"137\n", 137), (b"", None), (b"x\n", None), (b"1370\n", None)],
+)
+def test_an_attached_client_learns_how_its_job_ended(
+    status: bytes, code: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the node prints: an exit code, `failed`, or something else while the job may still run (None)."""
+    did: list[str] = []
+    transport: Any = SimpleNamespace(
+        session=lambda *_: None, run=lambda *_: SimpleNamespace(stdout=status), close=lambda: did.append("close")
+    )
+    monkeypatch.setattr(attaching, "open_transport", lambda *_: transport)
+    monkeypatch.setattr(attaching, "forward_streams", lambda *_, **__: None)
+    unused: Any = None
+    ends = contextlib.nullcontext() if code is not None else pytest.raises(TransportError, match="to x ended")
+    with ends:
+        last = attaching.attach(unused, unused, unused, AttemptRef("c", "n", "x"), Attach(job=ID, attempt=1), 60.0)
+        assert last == exit_frame(code or 0)
+    assert did == ["close"]
 
 
 def test_a_port_of_a_job(

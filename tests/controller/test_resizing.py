@@ -153,6 +153,17 @@ def test_a_failure_before_the_first_step_reverts_the_size_and_a_later_one_fails_
     assert step_of(never, says("exited", exit_code=3, finished_at=NOW)).job.state is JobState.FAILED
 
 
+@pytest.mark.parametrize("before", [1, 2, 4])
+def test_a_hot_job_whose_rank_fails_goes_back_to_its_former_size_only_if_it_grew(before: int) -> None:
+    """It has two GPUs: since it grew, before a rank leaves, and after one left."""
+    grown = up(before=before)
+    hot = msgspec.structs.replace(grown.spec, elastic=msgspec.structs.replace(SIZES, rank_gpus=1), gpus_per_node=2)
+    step = step_of(msgspec.structs.replace(grown, spec=hot), says("exited", exit_code=3, finished_at=NOW))
+    assert step.job.resizes is not None
+    assert step.job.resizes.unusable == ((2,) if before == 1 else ())
+    assert ("formed no new group" in step.job.message) == (before > 1)
+
+
 def test_a_job_without_progress_counts_as_started_after_a_while() -> None:
     young = msgspec.structs.replace(up(), start_time=NOW - 30.0)
     assert step_of(young, says("running")).job == young

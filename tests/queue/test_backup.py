@@ -179,7 +179,7 @@ def test_a_submission_that_is_applied_meanwhile_is_in_the_backup(
     assert (make() / "inbox/new/1.submit").exists()
 
 
-@pytest.mark.parametrize("swap", ["link", "pipe", "another"])
+@pytest.mark.parametrize("swap", ["link", "link to itself", "pipe", "another"])
 def test_of_what_all_users_may_put_into_the_inbox_only_commands_are_copied(
     make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: str
 ) -> None:
@@ -194,9 +194,9 @@ def test_of_what_all_users_may_put_into_the_inbox_only_commands_are_copied(
 
     def copy_content(source: Path, copy: Path, status: os.stat_result) -> None:
         if source == new / "0mine.submit":
-            source.unlink()
-            if swap == "link":
-                source.symlink_to(others)
+            source.rename(tmp_path / "mine")
+            if swap.startswith("link"):
+                source.symlink_to(others if swap == "link" else tmp_path / "mine")
             elif swap == "pipe":
                 os.mkfifo(source)
             else:

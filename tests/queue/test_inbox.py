@@ -406,6 +406,19 @@ def test_users_take_turns_and_each_ones_files_keep_their_order(tmp_path: Path, m
 
 
 @needs_root
+def test_a_user_without_further_files_takes_no_turn_from_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpusched.queue.arrivals.FILES_OF_ALL", 5)
+    inbox = Inbox(tmp_path)
+    inbox.create()
+    for owner, *names in ((ALICE, "a0", "a1", "a2"), (BOB, "b0"), (12303, "c0", "c1", "c2")):
+        put(inbox, owner, *names)
+        inbox.next_batch()  # in this order
+    assert inbox.next_batch() == ["a0", "a1", "b0", "c0", "c1"]
+
+
+@needs_root
 def test_the_latest_files_beyond_a_users_limit_are_refused_by_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,8 +426,9 @@ def test_the_latest_files_beyond_a_users_limit_are_refused_by_their_number(
         monkeypatch.setattr(f"gpusched.queue.arrivals.{name}", value)
     inbox = Inbox(tmp_path)
     inbox.create()
-    put(inbox, ALICE, *(f"a{n}" for n in range(10)))
     put(inbox, BOB, "b")
+    inbox.next_batch()  # before the other's
+    put(inbox, ALICE, *(f"a{n}" for n in range(10)))
     assert inbox.surplus() == {}, "nothing was looked for yet"
     inbox.next_batch()
     assert inbox.surplus() == {ALICE: ["a9", "a8"]}

@@ -11,7 +11,7 @@ from gpusched.model.limits import Group, Groups, leaf_of
 from gpusched.model.policy import PolicySpec
 from gpusched.sched.alone import in_order
 from gpusched.sched.decide import decide
-from gpusched.sched.fairtree import places, tree_of
+from gpusched.sched.fairtree import USER, places, rank_users, tree_of
 from gpusched.sched.tally import usage_of
 from tests.sched.worlds import node, pending, snapshot, started
 from tests.strategies import among
@@ -134,6 +134,15 @@ def test_below_groups_that_are_equal_each_counts_by_its_part_there() -> None:
     one, other = Group(name="one", members={"a": 1}), Group(name="other", members={"a": 1, "b": 1})
     groups, leaves = Groups(groups=(one, other)), [("a", "one"), ("a", "other"), ("b", "other")]
     assert places(tree_of(groups, leaves), np.array([4.0, 1.0, 3.0])).tolist() == [1, 0, 2]
+
+
+def test_a_gpu_that_is_held_counts_as_much_as_an_hour_of_one() -> None:
+    """Columns: GPU seconds at a time, that time, GPUs held since; half of them have decayed an hour later."""
+    users = np.array([(3600, 7200, 0, 9), (0, 7200, 1, 9), (7200, 3600, 0, 9), (3599, 7200, 0, 9)], USER)
+    rank_users(tree_of(Groups(), [(name, "") for name in "abcd"]), users, 7200.0, 3600.0)
+    assert users["place"].tolist() == [1, 1, 1, 0]
+    assert users["used"].tolist() == [3600, 0, 3600, 3599]
+    assert users["since"].tolist() == [7200] * 4
 
 
 def test_other_orders_do_not_ask_for_it() -> None:

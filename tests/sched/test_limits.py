@@ -20,6 +20,7 @@ from gpusched.sched.bounds import exceeds, room_along, within_bounds
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.explain import explain
+from gpusched.sched.limits import Rooms
 from tests.sched.limited import Past, limited, taken, with_bounds
 from tests.sched.worlds import NOW, node, pending, running, snapshot, started
 
@@ -226,11 +227,17 @@ def test_resizable_jobs_grow_within_their_users_limits(sizes: Literal["drf", "op
 
     runs = running("r", {"n": (0, 1)}, NOW + 36000, user="alice")
     runs = replace(runs, spec=replace(waits.spec, gpus_per_node=2), start_time=NOW - 36000)
-    grown = [
-        a.gpus for a in decide(bounded(replace(snap, pending=(), running=(runs,)))).actions if isinstance(a, Resize)
-    ]
-    assert all(gpus <= 4 for gpus in grown)
-    _, rejections = check(Plan(actions=(Resize("r", 8),)), bounded(replace(snap, pending=(), running=(runs,))))
+    snap = replace(snap, pending=(), running=(runs,))
+    assert decide(bounded(snap)).actions == (), "its 20 GPU hours are what it may still use with two"
+    for limits in (Limits(gpus=4), Limits(gpu_hours=40)):
+        within = bounded(snap, Quotas(each=limits))
+        assert [a.gpus for a in decide(within).actions if isinstance(a, Resize)] == [4]
+        assert check(Plan(actions=(Resize("r", 4),)), within)[1] == ()
+        rooms = Rooms(within)
+        assert rooms.refuse_resize(within.running[0], 1) is None
+        assert rooms.bounds == within.bounds, "what it gives up is free once it has"
+        assert (rooms.refuse_resize(within.running[0], 4), rooms.bounds[0].room) == (None, 0)
+    _, rejections = check(Plan(actions=(Resize("r", 8),)), bounded(snap))
     assert "limit of user alice: at most 4 GPUs at once" in rejections[0].why
 
 

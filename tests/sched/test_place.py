@@ -8,8 +8,9 @@ from itertools import pairwise, permutations
 import numpy as np
 import pytest
 
+from gpusched.sched.backfill import enter, returned
 from gpusched.sched.place import choose, draw, draw_fitting, next_random, sort_key
-from gpusched.sched.reclaim import keeps
+from gpusched.sched.reclaim import finds, keeps
 from gpusched.sched.state import (
     BEST_FIT,
     FIRST_FIT,
@@ -128,3 +129,48 @@ def test_a_part_goes_to_the_gpu_where_least_is_left_or_by_the_rule(rule: int, mi
     scratch = new_scratch(5, 1)
     assert choose(free, MASKS, asked, rule, scratch)
     assert scratch.chosen[0] == node
+
+
+def test_a_part_takes_a_gpu_if_it_is_the_first_there_and_gives_it_back_with_the_last() -> None:
+    """On a node with two GPUs; the last job has its part already."""
+    shared = SharedGpus(ints([1000] * 3), ints([0, 2, 3]), ints([600, 300, 950, 1000, 50]), ints([-1] * 4 + [0]))
+    assert [enter(shared, request(1, gpus), job, 0).gpus for job, gpus in enumerate((1, 1, 1, 4, 1))] == [1, 0, 1, 4, 0]
+    assert (shared.on.tolist(), shared.room.tolist()) == ([0, 0, 1, -1, 0], [50, 50, 1000])
+    back = [returned(shared, shared, job, gpus) for job, gpus in ((4, 1), (1, 1), (0, 1), (3, 4))]
+    assert (back, shared.room.tolist()) == ([0, 0, 1, 4], [1000, 50, 1000])
+    assert (returned(None, shared, 4, 4), returned(shared, None, 4, 4)) == (4, 4), "no parts here"
+
+
+@pytest.mark.parametrize(
+    ("left", "free", "stays"), [(1000, 1, True), (1000, 0, False), (600, 0, True), (599, 2, False)]
+)
+def test_a_running_job_keeps_its_part_of_a_gpu_if_that_is_left_of_it(left: int, free: int, stays: bool) -> None:
+    shared = SharedGpus(ints([left, 1000]), ints([0, 2]), ints([600]), ints([0]))
+    whole = Resources(ints([free]), ints([9]), ints([9]), shared)
+    assert keeps(whole, whole, request(1, 1), np.array([0]), 0, 0) == stays
+    assert shared.room[0] == left - 600 * stays
+
+
+def test_a_part_goes_beside_others_even_those_that_may_be_stopped_and_else_where_no_job_runs() -> None:
+    """The first GPU has 400 thousandths until its job is stopped, then all. ``whole``: as if it were; ``idle``: now."""
+    milli, on = ints([600, 500, 350, 800, 1000]), ints([0, -1, -1, -1, -1])
+
+    def node(gpus: int, *left: int, cores: int = 99) -> Resources:
+        shared = SharedGpus(ints(left), ints([0, len(left)]), milli, on)
+        return Resources(ints([gpus]), ints([cores]), ints([99]), shared)
+
+    def found(job: int, whole: Resources, idle: Resources) -> tuple[list[int], ...]:
+        asked, scratch = request(1, 1, hi=1)._replace(milli=milli[job]), new_scratch(1, 1)
+        assert finds(whole, idle, whole, MASKS, asked, BEST_FIT, scratch, None, np.zeros(2, np.int64), job)
+        rooms = [of.shared.room.tolist() for of in (whole, idle) if of.shared is not None]
+        return [int(on[job]), int(whole.gpus[0]), int(idle.gpus[0])], *rooms
+
+    both = node(2, 1000, 700, 1000), node(1, 400, 700, 1000)
+    assert found(1, *both) == ([1, 2, 1], [1000, 200, 1000], [400, 200, 1000])
+    assert found(2, *both) == ([0, 1, 1], [650, 200, 1000], [50, 200, 1000])
+    assert found(3, *both) == ([2, 0, 0], [650, 200, 200], [50, 200, 200])
+    both = node(3, 1000, 1000, 1000), node(2, 400, 1000, 1000, cores=0)
+    assert found(3, *both) == ([1, 2, 1], [1000, 200, 1000], [400, 200, 1000]), "cores are what it is stopped for"
+    assert found(4, *both) == ([-1, 1, 0], [1000, 200, 1000], [400, 200, 1000]), "a GPU of its own"
+    both = node(2, 1000, 1000), node(1, 1000, 400, cores=0)
+    assert found(3, *both) == ([0, 1, 0], [200, 1000], [200, 400])
