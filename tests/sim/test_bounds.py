@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpusched.model.limits import Limits, Quotas
 from gpusched.sim.engine.quotas import QuotaSet
 from gpusched.sim.policies import policy_by_name
-from gpusched.sim.pool import Pool
+from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.power import power_model
 from gpusched.sim.replay import replay
 from gpusched.study.bounds import bounds_of
@@ -134,6 +134,13 @@ def test_a_dependency_releases_at_the_earliest_end_of_what_it_waits_for():
     assert found.makespan_s == 16.0
     without = bounds_of(trace_of([0, 1, 2], [10, 5, 1], [9, 1, 1], depends_on=[-1, 0, -1]), Pool.uniform(1, 4))
     assert (without.jobs, without.mean_jct_s) == (1, 1.0), "what waits for a job that cannot run cannot either"
+
+
+def test_each_partition_serves_its_own_jobs_only():
+    pool = Pool.of([NodeSpec(4, partition="p"), NodeSpec(8, partition="q")])
+    trace = trace_of([0] * 4, [16, 16, 8, 8], [4, 4, 8, 8])
+    trace = dataclasses.replace(trace, group=np.array([0, 0, 1, 1]), groups=("p", "q"))
+    assert bounds_of(trace, pool) == ((16 + 32 + 8 + 16) / 4, 32.0, 4), "one after the other"
 
 
 def test_with_limits_a_job_runs_no_longer_than_its_own():
