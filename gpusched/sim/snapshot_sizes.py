@@ -17,7 +17,7 @@ from gpusched.sched.slicenames import inner_name
 from gpusched.sched.state import ints
 from gpusched.sim.engine.build import SimWorld
 from gpusched.sim.engine.hot import change_ranks
-from gpusched.sim.engine.sized import Record, Sizer, index_of_size, left_of_limit, note_limit, set_size
+from gpusched.sim.engine.sized import Sizer, index_of_size, left_of_limit, note_limit, set_size
 from gpusched.sim.engine.state import EventLog
 from gpusched.sim.granting import Grants, elastic_request
 
@@ -84,7 +84,7 @@ class SnapshotSizes:
         if spec.elastic is None:
             return spec
         if self._sizer.request.size > 0:
-            self._grants.grant(job, self._shape(own, job, allocation.gpus), part.cores, part.memory_mib)
+            self._grants.grant(job, self.shape(job, allocation.gpus), part.cores, part.memory_mib)
         set_size(sim, self._world.passes, self._sizer, job, allocation.gpus)
         return spec.as_allocated(allocation)
 
@@ -99,22 +99,24 @@ class SnapshotSizes:
         joins = ints([self._row[inner_name(part.node, "")] for part in resize.joins])
         at = index_of_size(sizer, job, resize.gpus)
         change_ranks(
-            sim, log, job, self._shape(own, job, resize.gpus), int(sizer.rows[own["kind"], at]),
+            sim, log, job, self.shape(job, resize.gpus), int(sizer.rows[own["kind"], at]),
             float(sizer.own[job, at]), joins, left_of_limit(sim, sizer, job), float(own["cost_s"]),
         )  # fmt: skip
         return Allocation(held.job_id, (*held.parts, *resize.joins)[: resize.gpus // int(own["rank_gpus"])])
 
-    def lose_ranks(self, job: int, held: Allocation) -> tuple[Allocation, int]:
-        """Return what a hot job has left after nodes failed, and its request before."""
-        sim, own = self._world.sim, self._sizer.jobs[job]
+    def lose_ranks(self, job: int, held: Allocation) -> Allocation:
+        """Return what a hot job has left after nodes failed."""
+        sim = self._world.sim
         offset, count = int(sim.jobs[job]["offset"]), int(sim.shapes[sim.jobs[job]["shape"]]["parts"])
         nodes = {self._world.pool.names[row] for row in sim.held[offset : offset + count].tolist()}
         parts = tuple(part for part in held.parts if part.node in nodes)
         self._count(job, len(held.parts) - len(parts), again=False, before=held.gpus, formed_since=self._now)
-        return Allocation(held.job_id, parts), self._shape(own, job, held.gpus)
+        return Allocation(held.job_id, parts)
 
-    def _shape(self, own: Record, job: int, gpus: int) -> int:
-        return int(self._sizer.space.scene.menus.shape[own["menu"], index_of_size(self._sizer, job, gpus)])
+    def shape(self, job: int, gpus: int) -> int:
+        """Return the engine's request of a job at a size."""
+        menu = self._sizer.jobs[job]["menu"]
+        return int(self._sizer.space.scene.menus.shape[menu, index_of_size(self._sizer, job, gpus)])
 
     def _count(self, job: int, times: int, again: bool = True, **changes: float | None) -> None:
         """Count what resizes cost; ``again``: it was resized, and did not lose ranks."""

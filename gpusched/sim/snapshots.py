@@ -7,7 +7,7 @@ fallback for the slices, as live. Slower than the compiled runs by a factor of a
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 from msgspec.structs import replace
@@ -168,11 +168,10 @@ class SnapshotRun:
     def _settle(self) -> None:
         """Forget the jobs that stopped, and put slices in place that have been cut by now."""
         sim, now = self._world.sim, float(self._world.sim.clock[0])
-        for job in sim.ended[: sim.counter[ENDED]].tolist():
-            if sim.state[job]["status"] == RUNNING:
-                self._lose_ranks(job)
-                continue
+        for job, times in Counter(sim.ended[: sim.counter[ENDED]].tolist()).items():
             held = self._held.pop(job)
+            if times > 1 or sim.state[job]["status"] == RUNNING:
+                self._lose_ranks(job, held, times)
             if sim.state[job]["status"] == DONE and self._models:
                 self._finished.append(self._finished_view(job, held))
         for (name, gpu), (end, cut) in list(self._cuts.items()):
@@ -264,13 +263,16 @@ class SnapshotRun:
         self._specs[job] = self._spec(job).as_allocated(self._held[job])
         count_held_gpus(sim, queue.users, queue.leaf, job, 1)
 
-    def _lose_ranks(self, job: int) -> None:
-        """Let a hot job go on without the ranks whose nodes failed."""
+    def _lose_ranks(self, job: int, held: Allocation, times: int) -> None:
+        """Let a hot job go on without the ranks whose nodes failed, unless it stopped at last; noted ``times``."""
         assert self._sizes is not None
         sim, queue = self._world.sim, self._queue
-        now, (self._held[job], before) = int(sim.jobs[job]["shape"]), self._sizes.lose_ranks(job, self._held[job])
-        self._specs[job] = self._spec(job).as_allocated(self._held[job])
-        for shape, sign in ((before, -1), (now, 1), (now, 1)):  # `update_queue` takes it, as of one that ended
+        before, now = self._sizes.shape(job, held.gpus), int(sim.jobs[job]["shape"])
+        if sim.state[job]["status"] == RUNNING:
+            times += 1
+            self._held[job] = self._sizes.lose_ranks(job, held)
+            self._specs[job] = self._spec(job).as_allocated(self._held[job])
+        for shape, sign in ((before, -1), *[(now, 1)] * times):  # `update_queue` takes it each time that it is noted
             sim.jobs[job]["shape"] = shape
             count_held_gpus(sim, queue.users, queue.leaf, job, sign)
 

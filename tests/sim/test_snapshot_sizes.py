@@ -90,10 +90,10 @@ def test_usage_counts_ranks_from_when_they_join_until_they_leave(monkeypatch: py
     monkeypatch.setattr(snapshots, "decide", decided)
     trace, spec = with_ranks(mixed(1, 30), 1, (1, 2, 4)), msgspec.structs.replace(SPECS["drf"], order="fairshare")
     pool = replace(SMALL_NODES, cuttable=tuple(dict.fromkeys(range(gpus), A100) for gpus in SMALL_NODES.gpus.tolist()))
-    runs = parts_of(replay(trace, pool, policy_of_spec(spec), failures=FAILING, half_life_s=1e15))
+    runs = parts_of(replay(trace, pool, policy_of_spec(spec), failures=FAILING, half_life_s=1e10))
     for snapshot in seen[::9]:
         held = (np.clip(snapshot.now - runs.start, 0.0, runs.end - runs.start) * runs.gpus).sum()
-        assert 3600.0 * sum(snapshot.usage.values()) == pytest.approx(held, rel=1e-6)
+        assert 3600.0 * sum(snapshot.usage.values()) == pytest.approx(held, rel=1e-5)
 
 
 def test_reported_speeds_and_granted_cores_count_on_gpus_that_may_be_cut() -> None:
