@@ -34,6 +34,7 @@ from tests.sim.sized_worlds import (
     AWAY,
     FAILING,
     POOL,
+    SMALL_NODES,
     SPECS,
     Moody,
     assert_same,
@@ -43,9 +44,7 @@ from tests.sim.sized_worlds import (
     with_ranges,
     with_ranks,
 )
-from tests.sim.test_links_live import KNOWN, RACKS, WIDE, jobs
-from tests.sim.test_sized import SMALL_NODES
-from tests.sim.test_slices import A100, NODE, by_live_decisions, drawn, shares
+from tests.sim.slice_worlds import A100, KNOWN, NODE, RACKS, WIDE, by_live_decisions, drawn, named_jobs, shares
 
 
 def same_where_cuttable(trace: Trace, pool: Pool, policy: ReplayPolicy | str, **options: Any) -> ReplayResult:
@@ -134,7 +133,7 @@ def test_beside_slices_jobs_are_resized_as_live(monkeypatch: pytest.MonkeyPatch)
     assert trace.profile is not None
     profile = np.where(np.arange(100) % 2, -1, trace.profile)
     trace = replace(trace, profile=profile, gpus=np.where(profile < 0, 1 << np.arange(100) % 3, trace.gpus))
-    wide, count = jobs(2, 80), np.where(np.arange(80) % 2, -1, jobs(2, 80).nodes)
+    wide, count = named_jobs(2, 80), np.where(np.arange(80) % 2, -1, named_jobs(2, 80).nodes)
     network, _ = learned_network(RACKS, replace(wide, nodes=count), WIDE, KNOWN)
     linked = {"network": network, "learned": KNOWN, "topology": RACKS}
     spec = msgspec.structs.replace(SPECS["elastic"], place="contention", placement_wait_s=1500.0)
