@@ -76,7 +76,7 @@ def test_so_they_are_within_limits_and_without_backfill() -> None:
     limited = same_where_cuttable(trace, POOL, "elastic", elastic=sizes, quotas=quotas)
     assert limited.restarts.sum() > 10
     assert (limited.start != replay(trace, POOL, "elastic", elastic=sizes, restart_s=20.0).start).any()
-    unlimited = replace(trace, limit=np.full(len(trace), -1.0))
+    unlimited = replace(trace, limit=np.full(len(trace), np.inf))
     assert same_where_cuttable(unlimited, POOL, policy_of_spec(spec), elastic=sizes).restarts.sum() > 10
 
 
