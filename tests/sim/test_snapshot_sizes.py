@@ -57,6 +57,10 @@ def same_where_cuttable(trace: Trace, pool: Pool, policy: ReplayPolicy | str, **
     return cut
 
 
+def of_two_users(trace: Trace) -> Trace:
+    return replace(trace, user=np.arange(len(trace)) % 2, users=("ann", "bob"))
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_jobs_are_resized_on_gpus_that_may_be_cut_as_on_others(name: str) -> None:
     trace = mixed(3)
@@ -65,11 +69,13 @@ def test_jobs_are_resized_on_gpus_that_may_be_cut_as_on_others(name: str) -> Non
 
 
 def test_so_they_are_within_limits_and_without_backfill() -> None:
-    trace = mixed(1)
+    trace = of_two_users(mixed(1))
     quotas, sizes = QuotaSet(Quotas(each=Limits(gpus=9, jobs=4))), some_sizes(trace, 1)
-    spec = msgspec.structs.replace(SPECS["drf"], backfill="none", place="spread")
-    assert same_where_cuttable(trace, POOL, "elastic", elastic=sizes, quotas=quotas).restarts.sum() > 10
-    unlimited = replace(trace, limit=np.full(len(trace), -1.0))
+    spec = msgspec.structs.replace(SPECS["elastic"], backfill="none", place="spread")
+    limited = same_where_cuttable(trace, POOL, "elastic", elastic=sizes, quotas=quotas)
+    assert limited.restarts.sum() > 10
+    assert (limited.start != replay(trace, POOL, "elastic", elastic=sizes, restart_s=20.0).start).any()
+    unlimited = replace(trace, limit=np.full(len(trace), np.inf))
     assert same_where_cuttable(unlimited, POOL, policy_of_spec(spec), elastic=sizes).restarts.sum() > 10
 
 
@@ -77,6 +83,24 @@ def test_ranks_join_leave_and_are_lost_on_gpus_that_may_be_cut() -> None:
     trace = with_ranks(mixed(1, 30), 1, (1, 2, 4))
     result = same_where_cuttable(trace, SMALL_NODES, "drf", failures=FAILING)
     assert (result.events.kind == RESIZED).sum() > 10
+    quotas = QuotaSet(Quotas(each=Limits(gpu_hours=6.0)))
+    limited = same_where_cuttable(of_two_users(trace), SMALL_NODES, "drf", failures=FAILING, quotas=quotas)
+    assert limited.end.tolist() != result.end.tolist()
+    assert (limited.events.kind == RESIZED).any()
+
+
+def test_beside_them_jobs_are_spread_over_more_nodes() -> None:
+    trace = mixed(1)
+    trace = replace(trace, gpus=np.minimum(trace.gpus, 6))
+    sizes = some_sizes(trace, 1)
+    wide = (sizes.least == sizes.most) & (trace.gpus > 1)
+    nodes = np.where(wide, -(-trace.gpus // 4), 0)
+    trace = replace(trace, max_nodes=np.where(wide, 3, -1), nodes=nodes)
+    result = same_where_cuttable(
+        trace, Pool.uniform(3, 4), "elastic", elastic=sizes, failures=[Outage(1, 500.0, 900.0)]
+    )
+    assert result.restarts.sum() > 10
+    assert (np.diff(result.part_offsets)[wide] > nodes[wide]).any()
 
 
 def test_usage_counts_ranks_from_when_they_join_until_they_leave(monkeypatch: pytest.MonkeyPatch) -> None:
