@@ -38,6 +38,7 @@ settings.load_profile("same")
 
 LONGEST = (
     "docs/test_guides.py", "sim/test_sharing.py", "e2e/test_resizing.py", "sim/test_quotas.py",
+    "sim/test_own_requests.py", "sim/test_links_live.py", "sim/test_snapshot_sizes.py",
     "e2e/test_failures_nodes.py", "agents/test_gate.py", "e2e/test_snakemake.py", "sim/test_pairs.py",
     "e2e/test_hot.py", "sim/test_sized_costs.py", "e2e/test_preempting.py", "sim/test_engine.py",
     "slurm/test_faults.py", "sim/test_ahead.py", "e2e/test_gpus.py", "sim/test_slices.py",

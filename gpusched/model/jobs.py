@@ -243,6 +243,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         ranged = self.elastic is not None and (self.elastic.cores or self.elastic.memory_mib)
         return self.at_size(self.gpus, self.nodes, (0, 0)) if ranged else self
 
+    @property
+    def with_present_size(self) -> JobSpec:
+        """Return a running hot job's request with its present size among its sizes: it may have lost a rank."""
+        if self.elastic is None or not self.is_hot or self.gpus in self.elastic.sizes:
+            return self
+        sizes = tuple(sorted((*self.elastic.sizes, self.gpus)))
+        return msgspec.structs.replace(self, elastic=msgspec.structs.replace(self.elastic, sizes=sizes))
+
     def as_allocated(self, allocation: Allocation) -> JobSpec:
         """Return the request of a job with several possible sizes, at its allocated size."""
         part = allocation.parts[0]

@@ -13,7 +13,7 @@ from gpusched.config.validate import node_kinds, shape_on, usable_nodes, within_
 from gpusched.model.arrays import task_of
 from gpusched.model.gpustates import DRIVER_MEMORY_MIB, GpuStatus, foreign_processes, gpu_states
 from gpusched.model.interference import JobClassEstimate
-from gpusched.model.jobs import Allocation, JobRecord, JobSpec
+from gpusched.model.jobs import Allocation, JobRecord
 from gpusched.model.limits import leaf_of
 from gpusched.model.policy import PolicySpec
 from gpusched.model.progress import JobProgress, speeds_of, steps_left
@@ -345,7 +345,7 @@ def _running_view(
         state=job.state,
         attempt=job.attempt,
         priority=job.priority,
-        spec=_with_present_size(within_rules(job.spec, inventory)),
+        spec=within_rules(job.spec, inventory).with_present_size,
         preemptions=job.preemptions,
         resizes=job.resizes,
         speeds=speeds_of(attempts),
@@ -353,14 +353,6 @@ def _running_view(
         group=ledger.group(job.user, job.spec.group),
         bounds=ledger.of(job.user, job.spec),
     )
-
-
-def _with_present_size(spec: JobSpec) -> JobSpec:
-    """Return a running hot job's request with its present size among its sizes: it may have lost a rank."""
-    if spec.elastic is None or not spec.is_hot or spec.gpus in spec.elastic.sizes:
-        return spec
-    sizes = tuple(sorted((*spec.elastic.sizes, spec.gpus)))
-    return msgspec.structs.replace(spec, elastic=msgspec.structs.replace(spec.elastic, sizes=sizes))
 
 
 def _with_restart_conflict(view: RunningView, here: Mapping[str, tuple[Reservation, ...]], now: float) -> RunningView:

@@ -28,16 +28,11 @@ def asks_for(world: SimWorld, job: int, gpus: int) -> JobSpec:
     Raises:
         UsageError: No equal parts of it fit the nodes.
     """
-    elastic, pool, of = world.options.elastic, world.pool, world.sim.shapes[world.demand.shape[job]]
-    assert elastic is not None
+    pool, of = world.pool, world.sim.shapes[world.demand.shape[job]]
     own, parts = int(world.trace.gpus[job]), int(of["parts"])
-    cores, memory = int(of["cores"]) * parts, int(of["memory"]) * parts
     spec = JobSpec(
         name="", partition="", nodes=parts, gpus_per_node=own // parts, cores_per_node=1, memory_mib_per_node=1,
-        time_limit_s=1, elastic=Elastic(
-            sizes=(own,), base_gpus=own, base_cores=cores, base_memory_mib=memory, cores=_span(elastic.cores, cores),
-            memory_mib=_span(elastic.memory_mib, memory),
-        ),
+        time_limit_s=1, elastic=elastic_request(world, job, (own,)),
     )  # fmt: skip
     rows = np.arange(int(of["lo"]), int(of["hi"]))
     rows = rows if of["mask"] < 0 else rows[world.demand.masks[of["mask"], rows] != 0]
@@ -48,6 +43,17 @@ def asks_for(world: SimWorld, job: int, gpus: int) -> JobSpec:
     if found is None:
         raise UsageError(f"job {world.trace.ids[job]} cannot have {count_of(gpus, 'GPU')}")
     return found
+
+
+def elastic_request(world: SimWorld, job: int, sizes: tuple[int, ...]) -> Elastic:
+    """Return a job's request for these sizes, with the cores and memory that go with them."""
+    elastic, of = world.options.elastic, world.sim.shapes[world.demand.shape[job]]
+    assert elastic is not None
+    cores, memory = (int(of[name] * of["parts"]) for name in ("cores", "memory"))
+    return Elastic(
+        sizes=sizes, base_gpus=int(world.trace.gpus[job]), base_cores=cores, base_memory_mib=memory,
+        cores=_span(elastic.cores, cores), memory_mib=_span(elastic.memory_mib, memory),
+    )  # fmt: skip
 
 
 def _span(asked: tuple[int, int] | None, own: int) -> tuple[int, int] | None:
@@ -82,10 +88,10 @@ class Grants:
                 if key not in given:
                     spec = granted(self._request(job, menu, gpus), most, self._rooms(shape, free))
                     given[key] = spec.cores_per_node, spec.memory_mib_per_node
-                self._grant(job, shape, *given[key])
+                self.grant(job, shape, *given[key])
             elif row["least"] == 0 and not row["rigid"]:  # it waits as it is
                 of = self._sizer.jobs[job]
-                self._grant(job, self._shape(int(of["menu"]), int(of["size"])), *had)
+                self.grant(job, self._shape(int(of["menu"]), int(of["size"])), *had)
 
     def _amounts(self, job: int) -> tuple[int, int]:
         """Return the cores and MiB of each part with which a waiting job ran last, or was submitted."""
@@ -111,7 +117,7 @@ class Grants:
         rooms = rooms if of["mask"] < 0 else rooms[masks[of["mask"], of["lo"] : of["hi"]] != 0]
         return list(map(tuple, rooms.tolist()))
 
-    def _grant(self, job: int, shape: int, cores: int, memory: int) -> None:
+    def grant(self, job: int, shape: int, cores: int, memory: int) -> None:
         """Set a job's own request: that of its size, with these cores and MiB."""
         world, own = self._world, int(self._sizer.request[job])
         sim, requests, of = world.sim, world.passes.requests, world.sim.shapes[shape]

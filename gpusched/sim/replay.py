@@ -87,7 +87,7 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
 
 def _linked(world: SimWorld) -> SimWorld:
     """Return the world with the links that slow jobs down, where its run does not prepare these with their layouts."""
-    by_itself = world.options.network is None or lays_out(world) or (_is_sized(world) and not world.by_snapshot)
+    by_itself = world.options.network is None or lays_out(world) or _is_sized(world)
     return world if by_itself else with_links(world)
 
 
@@ -222,6 +222,9 @@ def _is_laid_out(world: SimWorld) -> bool:
 def _by_snapshot(world: SimWorld) -> tuple[SimWorld, Runner]:
     from gpusched.sim.snapshots import SnapshotRun  # other replays start faster without
 
+    if _is_sized(world):
+        world, sizer = with_sizes(world)
+        return world, SnapshotRun(world, sizer)
     return world, SnapshotRun(world)
 
 

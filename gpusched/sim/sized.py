@@ -61,7 +61,7 @@ from gpusched.sim.engine.state import EventLog
 from gpusched.sim.granting import Grants, asks_for
 from gpusched.sim.orders import Knows
 from gpusched.sim.placed import walked, with_ways_at_sizes
-from gpusched.sim.policies import PLACEMENTS
+from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.resizing import (
     ResizedShapes,
     TargetSize,
@@ -141,6 +141,7 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
 def _with_room(world: SimWorld, menus: Menus, menu: Ints) -> SimWorld:
     """Return the world with space for each job's nodes at its widest size."""
     parts = np.append(world.sim.shapes["parts"], 0)[menus.shape].max(axis=1)[menu]
+    parts = np.maximum(parts, world.demand.parts)
     world.sim.jobs["offset"] = np.cumsum(parts) - parts
     most = int(parts.sum())
     slots = most_parts_running(world.demand, most) if world.sim.pairs is None else most
@@ -305,6 +306,12 @@ def _with_rows(world: SimWorld, menus: Menus, menu: Ints) -> tuple[SimWorld, Int
     return world, rows, index, made.notes(+used, "at other sizes")
 
 
+def notes_of(policy: ReplayPolicy, troubles: Counter[str]) -> list[str]:
+    """Return a note on each reason why the policy's rule chose sizes in place of its agent."""
+    rule = "" if policy.spec is None else policy.spec.sizes
+    return [f"{count} times {rule} chose sizes: {why}" for why, count in troubles.items()]
+
+
 class SizedRun:
     """A replay whose sizes a rule, an agent or another package's component chooses; called as the compiled runs are.
 
@@ -341,8 +348,7 @@ class SizedRun:
     @property
     def notes(self) -> tuple[str, ...]:
         """One note for each reason, and one on the mappings."""
-        troubles = (f"{count} times {self._rule} chose sizes: {why}" for why, count in self._troubles.items())
-        return (*troubles, *(() if self._map is None else self._map.notes))
+        return (*notes_of(self._world.policy, self._troubles), *(() if self._map is None else self._map.notes))
 
     def __call__(self, log: EventLog) -> int:
         """Run to the end, or until the log must grow.

@@ -7,7 +7,7 @@ fallback for the slices, as live. Slower than the compiled runs by a factor of a
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from gpusched.estimation import REMEMBERED
 from gpusched.model.interference import JobClassEstimate
 from gpusched.model.jobs import Allocation, JobSpec, Preemptions
 from gpusched.model.limits import Bound, LimitRule, Unit, leaf_of
-from gpusched.model.plan import Preempt, Start
+from gpusched.model.plan import Preempt, Resize, Start
 from gpusched.model.policy import MAPPING_PLACES, PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.slices import Cut, gpu_of, slice_index
@@ -52,12 +52,15 @@ from gpusched.sim.engine.loop import looped
 from gpusched.sim.engine.pace import elapsed_run_s, work_left
 from gpusched.sim.engine.queue import enter
 from gpusched.sim.engine.share import put_beside
-from gpusched.sim.engine.state import DECIDE, DECISIONS, DONE, ENDED, EventLog, Passes, Sim
+from gpusched.sim.engine.sized import Sizer
+from gpusched.sim.engine.state import DECIDE, DECISIONS, DONE, ENDED, RUNNING, EventLog, Passes, Sim
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.knowledge import keys_of
 from gpusched.sim.pool import node_lists
 from gpusched.sim.result import PREEMPTED
+from gpusched.sim.sized import notes_of
 from gpusched.sim.slicing import node_views, profile_index
+from gpusched.sim.snapshot_sizes import SnapshotSizes
 
 _UNITS: tuple[Unit, ...] = ("jobs", "gpus", "gpu_s")  # by the number in `LINK`
 _PLACES = {"consolidate": "best-fit", "worst-fit": "spread"}
@@ -70,8 +73,9 @@ class SnapshotRun:
         UsageError: Its policy or placement does not exist live.
     """
 
-    def __init__(self, world: SimWorld) -> None:
+    def __init__(self, world: SimWorld, sizer: Sizer | None = None) -> None:
         assert world.unsplit is not None
+        self._sizes = None if sizer is None else SnapshotSizes(world, sizer)
         self._world, self._of, self._queue = world, world.unsplit, new_queue(world)
         self._groups, self._leaves, *_ = usage_leaves(world)
         self._policies = dict.fromkeys(self._of.pool.partitions, policy_of(world))
@@ -112,10 +116,12 @@ class SnapshotRun:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return a note for the result: how many cuts there were."""
-        if not self._of.pool.cuttable:
-            return ()
-        return (f"{count_of(self._cut_count, 'time')} a GPU was cut into slices or made whole, in {CUT_S:g} s each",)
+        """Return notes for the result: how many cuts there were, and why an agent chose no sizes."""
+        notes = [] if self._sizes is None else notes_of(self._world.policy, self._sizes.troubles)
+        if self._of.pool.cuttable:
+            cut = f"{count_of(self._cut_count, 'time')} a GPU was cut into slices or made whole, in {CUT_S:g} s each"
+            notes.append(cut)
+        return tuple(notes)
 
     def decide(self, log: EventLog) -> int:
         """Start and stop jobs, then begin to cut GPUs, as cycles of the controller do."""
@@ -134,30 +140,38 @@ class SnapshotRun:
     def _act(self, log: EventLog) -> Snapshot | None:
         """Decide once; return what is then, or None if jobs were stopped: what they leave is decided about next."""
         sim, queue = self._world.sim, self._queue
+        if self._sizes is not None:
+            self._sizes.note_speeds(self._held)
         waiting = queue.waiting[: queue.size[0]].copy()
         snapshot = self._snapshot(waiting.tolist())
         plan = decide(snapshot, self._models)
         self._waits = plan.waits
         for trouble in plan.troubles.values():
-            raise GpuschedError(f"{self._world.policy.name}: {trouble}", "train it again")
+            if self._sizes is None:
+                raise GpuschedError(f"{self._world.policy.name}: {trouble}", "train it again")
+            self._sizes.troubles[trouble] += 1
         for action in plan.actions:
             if isinstance(action, Preempt):
                 self._stop(log, int(action.job_id), action.for_job)
-            else:
-                assert isinstance(action, Start)  # no job here may be resized
+            elif isinstance(action, Start):
                 self._start(log, int(action.job_id), action.allocation)
+            else:
+                assert isinstance(action, Resize)
+                self._resize(log, int(action.job_id), action)
         if not plan.actions:
             return snapshot
         dequeue_started(sim, queue, waiting)
-        if any(isinstance(action, Preempt) for action in plan.actions):
+        if not all(isinstance(action, Start) for action in plan.actions):
             return None
         return self._snapshot(queue.waiting[: queue.size[0]].tolist()) if self._of.pool.cuttable else snapshot
 
     def _settle(self) -> None:
         """Forget the jobs that stopped, and put slices in place that have been cut by now."""
         sim, now = self._world.sim, float(self._world.sim.clock[0])
-        for job in sim.ended[: sim.counter[ENDED]].tolist():
+        for job, times in Counter(sim.ended[: sim.counter[ENDED]].tolist()).items():
             held = self._held.pop(job)
+            if times > 1 or sim.state[job]["status"] == RUNNING:
+                self._lose_ranks(job, held, times)
             if sim.state[job]["status"] == DONE and self._models:
                 self._finished.append(self._finished_view(job, held))
         for (name, gpu), (end, cut) in list(self._cuts.items()):
@@ -193,6 +207,8 @@ class SnapshotRun:
         sim, profile = self._world.sim, self._spec(job).profile
         rows = [self._row[inner_name(part.node, profile)] for part in allocation.parts]
         sim.chosen[: len(rows)] = rows
+        if self._sizes is not None:
+            self._specs[job] = self._sizes.start(job, self._spec(job), allocation)
         if self._spec(job).max_nodes is not None:
             sim.jobs[job]["shape"] = self._shape(job, allocation)
         if (mate := self._holder(job, allocation)) >= 0:
@@ -219,15 +235,46 @@ class SnapshotRun:
         return next((other for other, of in held if of.node == part.node and set(of.gpus) & set(part.gpus)), -1)
 
     def _stop(self, log: EventLog, job: int, for_job: str) -> None:
-        sim, queue, policy = self._world.sim, self._queue, next(iter(self._policies.values()))
+        sim, policy = self._world.sim, next(iter(self._policies.values()))
         now, state = float(sim.clock[0]), sim.state[job]
         before, again = self._preemptions.get(job, Preemptions()), bool(state["restarts"] > 0)
         before = before.once_more(now, policy.name, policy.version, for_job)
         self._preemptions[job] = before.with_run(now - float(state["start"]), again)
+        self._let_wait(log, job)
+
+    def _let_wait(self, log: EventLog, job: int) -> None:
+        """Stop a job, which keeps its work and waits again."""
+        sim, queue = self._world.sim, self._queue
         stop_job(sim, log, job, PREEMPTED, work_left(sim.pace, sim, job, self._world.restart_s[job]))
         count_held_gpus(sim, queue.users, queue.leaf, job, -1)
         enter(sim, queue.waiting, queue.size, job)
         del self._held[job]
+
+    def _resize(self, log: EventLog, job: int, action: Resize) -> None:
+        """Stop a job that will go on at another size, or let ranks of a hot one join or leave."""
+        assert self._sizes is not None
+        if not self._spec(job).is_hot:
+            self._sizes.stop(job, action.gpus)
+            self._let_wait(log, job)
+            return
+        sim, queue = self._world.sim, self._queue
+        count_held_gpus(sim, queue.users, queue.leaf, job, -1)
+        self._held[job] = self._sizes.change_ranks(log, job, action, self._held[job])
+        self._specs[job] = self._spec(job).as_allocated(self._held[job])
+        count_held_gpus(sim, queue.users, queue.leaf, job, 1)
+
+    def _lose_ranks(self, job: int, held: Allocation, times: int) -> None:
+        """Let a hot job go on without the ranks whose nodes failed, unless it stopped at last; noted ``times``."""
+        assert self._sizes is not None
+        sim, queue = self._world.sim, self._queue
+        before, now = self._sizes.shape(job, held.gpus), int(sim.jobs[job]["shape"])
+        if sim.state[job]["status"] == RUNNING:
+            times += 1
+            self._held[job] = self._sizes.lose_ranks(job, held)
+            self._specs[job] = self._spec(job).as_allocated(self._held[job])
+        for shape, sign in ((before, -1), *[(now, 1)] * times):  # `update_queue` takes it each time that it is noted
+            sim.jobs[job]["shape"] = shape
+            count_held_gpus(sim, queue.users, queue.leaf, job, sign)
 
     def _rank_changes_at(self, job: int) -> float:
         """Return when a running job may be stopped, or else when its rank changes."""
@@ -273,7 +320,8 @@ class SnapshotRun:
 
     def _spec(self, job: int) -> JobSpec:
         if job not in self._specs:
-            self._specs[job] = _spec_of(self._world, job)
+            spec = _spec_of(self._world, job)
+            self._specs[job] = spec if self._sizes is None else self._sizes.resizable(job, spec)
         return self._specs[job]
 
     def _pending(self, job: int) -> PendingView:
@@ -282,21 +330,23 @@ class SnapshotRun:
         if spec.time_limit_s != limit_s:  # an estimate that was renewed
             spec = self._specs[job] = replace(spec, time_limit_s=limit_s)
         user, group = self._leaves[self._queue.leaf[job]]
-        return PendingView(
+        view = PendingView(
             id=f"{job:09}", user=user, group=group, spec=spec, priority=int(self._priority[job]),
             submit_time=float(world.sim.jobs[job]["submit"]),
             estimate_s=float(world.passes.jobs.limit[job]), bounds=self._bounds_of(job),
             reserved=self._reserved[number] if number >= 0 else None, preemptions=self._preemptions.get(job),
         )  # fmt: skip
+        return view if self._sizes is None else self._sizes.pending(job, view)
 
     def _running(self, job: int) -> RunningView:
         state, (user, group) = self._world.sim.state[job], self._leaves[self._queue.leaf[job]]
-        return RunningView(
+        view = RunningView(
             id=f"{job:09}", user=user, group=group, allocation=self._held[job], start_time=float(state["start"]),
             expected_end=float(state["until"]), submit_time=float(self._world.sim.jobs[job]["submit"]),
             spec=self._spec(job), bounds=self._bounds_of(job), priority=int(self._priority[job]),
             attempt=int(state["restarts"]) + 1, preemptions=self._preemptions.get(job),
         )  # fmt: skip
+        return view if self._sizes is None else self._sizes.running(job, view)
 
     def _finished_view(self, job: int, held: Allocation) -> FinishedView:
         sim, spec = self._world.sim, self._spec(job)
@@ -381,14 +431,18 @@ def policy_of(world: SimWorld) -> PolicySpec:
         if name not in components(group):
             problem = f"{policy.name}: {name} does not exist live; GPUs are cut on demand for live policies only"
             raise UsageError(problem, f"one of {', '.join(components(group))}, or fixed slices")
-    spec = replace(policy.spec or PolicySpec(name=policy.name), sizes="base")  # nothing is resized
-    return replace(spec, order=policy.order, ties=policy.ties, place=place, backfill=policy.backfill)
+    spec = policy.spec or PolicySpec(name=policy.name)
+    return replace(
+        spec, order=policy.order, ties=policy.ties, place=place, backfill=policy.backfill,
+        sizes="base" if world.options.elastic is None else spec.sizes,
+    )  # fmt: skip
 
 
 def _limit_s(world: SimWorld, job: int) -> float:
     """Return a job's limit; to orders it is the run time that they know, to agents both are known."""
     limit = float(world.trace.limit[job])
-    return limit if world.policy.by_agent and np.isfinite(limit) and limit > 0 else float(world.passes.jobs.limit[job])
+    own = world.policy.by_agent or world.options.elastic is not None
+    return limit if own and np.isfinite(limit) and limit > 0 else float(world.passes.jobs.limit[job])
 
 
 def _spec_of(world: SimWorld, job: int) -> JobSpec:

@@ -27,7 +27,7 @@ from gpusched.sched.sizing.rules import wish
 from gpusched.sim.engine.build import ReplayOptions, log_of, world_of
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.queue import remove_running, start_granted
-from gpusched.sim.engine.sized import _arrive, _resize, _set_size, ask, place_queue, space_of
+from gpusched.sim.engine.sized import _arrive, _resize, ask, place_queue, set_size, space_of
 from gpusched.sim.engine.state import DECIDE, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job
 from gpusched.sim.policies import policy_of_spec
@@ -184,7 +184,7 @@ def compiled(snapshot: Snapshot) -> Done:
         advance(view.start_time - epoch)
         n = row[view.id]
         if not sizer.jobs[n]["rigid"]:
-            _set_size(sim, passes, sizer, n, view.allocation.gpus)
+            set_size(sim, passes, sizer, n, view.allocation.gpus)
         request = shape_request(sim.shapes, sim.jobs[n]["shape"])
         for place, part in enumerate(view.allocation.parts):
             sim.chosen[place] = pool.names.index(part.node)

@@ -11,7 +11,6 @@ from gpusched.model.jobs import Allocation, Elastic, JobSpec, Resizes
 from gpusched.model.plan import Plan, Resize, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
-from gpusched.queue.snapshots import _with_present_size
 from gpusched.sched.decide import decide
 from gpusched.sim.engine.build import ReplayOptions
 from gpusched.sim.pool import Pool
@@ -152,7 +151,7 @@ class SizedPolicy:
         if resizes is not None and resizes.formed_since is not None:
             formed = resizes.formed_since < stepper.now >= resizes.formed_since + self._pause_s(job)
             resizes = msgspec.structs.replace(resizes, before=None if formed else resizes.before)
-        spec = _with_present_size(self._spec(stepper, job))
+        spec = self._spec(stepper, job).with_present_size
         reports_progress = self._trace.progress is None or not math.isnan(self._trace.progress.steps[job])
         speeds = self._speeds.setdefault(job, {})
         if reports_progress:

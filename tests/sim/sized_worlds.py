@@ -31,6 +31,7 @@ def mixed(seed: int, jobs: int = 60) -> Trace:
 POOL = Pool.of(
     [NodeSpec(8, 64, 1 << 16, "A", "p"), NodeSpec(8, 40, 1 << 15, "A", "p"), NodeSpec(4, 32, 1 << 15, "A", "p")]
 )
+SMALL_NODES = Pool.of([NodeSpec(4, 32, 1 << 15, "A", "p")] * 5 + [NodeSpec(2, 8, 1 << 13, "A", "p")])
 AWAY = (Outage(1, 500.0, 900.0), Outage(0, 1000.0, 1400.0, drain=True))
 
 

@@ -21,31 +21,29 @@ from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.result import ReplayResult
 from gpusched.traces.trace import Trace
-from tests.sched.contention import NAMES, beliefs, paces
+from tests.sched.contention import paces
 from tests.sched.gist_decisions import GIST
 from tests.sched.rltune_decisions import RLTUNE, WILD
-from tests.sched.worlds import topology
-from tests.sim.test_slices import A100, LAS, NODE, by_live_decisions, drawn, preempting, wild
+from tests.sim.slice_worlds import (
+    A100,
+    KNOWN,
+    LAS,
+    NODE,
+    RACKS,
+    WIDE,
+    by_live_decisions,
+    named_jobs,
+    preempting,
+    wild,
+)
 
-KNOWN = beliefs(0.4, 0.5, 1.6)
 SLOW_ON_FOUR = {
     name: changed(of, shapes=(*of.shapes, paces(4, 1, 10.0 / 3.0, 8))) for name, of in KNOWN.items()
 }  # fmt: skip
 Beliefs = dict[str, JobClassEstimate]
-RACKS = topology("a", "a", "b", "b", "c")
 POOL = Pool.of([NODE._replace(name=f"n{i}", gpus=6) for i in range(5)])
-WIDE = Pool.of([NODE._replace(name=f"n{i}", gpus=7, gpu_type="V100" if i % 2 else "A100") for i in range(5)])
 
 
-def jobs(seed: int, count: int = 120) -> Trace:
-    """Jobs of alice's classes on a number of nodes that they name."""
-    trace, rng = drawn(seed, count), np.random.default_rng(seed)
-    gpus = rng.integers(1, 4, count)
-    nodes = np.where(rng.random(count) < 0.5, 2, 1)
-    return replace(
-        trace, gpus=gpus * nodes, nodes=nodes, users=("alice", "alice2", "bob", "c"),
-        user=rng.choice([0, 0, 0, 2], count), models=NAMES, model=rng.integers(0, len(NAMES), count),
-    )  # fmt: skip
 
 
 def both(
@@ -74,7 +72,8 @@ def test_slices_are_placed_where_placement_costs_something_as_live(
 ) -> None:
     for seed, order in enumerate(("fifo", "sjf")):
         spec = PolicySpec(name="r", order=order, place=place, backfill=backfill, placement_wait_s=1500.0)
-        result = both(monkeypatch, jobs(seed), POOL, policy_of_spec(spec), failures=[Outage(seed, 2000.0, 4000.0)])
+        outages = [Outage(seed, 2000.0, 4000.0)]
+        result = both(monkeypatch, named_jobs(seed), POOL, policy_of_spec(spec), failures=outages)
         assert result.trace.profile is not None
         assert (result.ran & (result.trace.profile >= 0)).sum() > 40
 
@@ -92,7 +91,7 @@ def test_a_mapping_chooses_nodes_as_live_and_links_slow_its_jobs_down(
         monkeypatch.setattr("gpusched.sched.stages.deadline", lambda _: _solver())
     spec = PolicySpec(name="m", place=place, backfill=backfill, mapping=Mapping(speeds=SPEEDS, window=8))
     count = 20 if place == "milp" else 120
-    both(monkeypatch, jobs(3, count), WIDE, policy_of_spec(spec))
+    both(monkeypatch, named_jobs(3, count), WIDE, policy_of_spec(spec))
 
 
 def ordered(spec: PolicySpec, model: TrainedModel, backfill: Backfill = "skip") -> ReplayPolicy:
@@ -106,7 +105,7 @@ def ordered(spec: PolicySpec, model: TrainedModel, backfill: Backfill = "skip") 
 def test_an_agent_orders_and_its_policy_places_as_live(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By cost a job that says no number of nodes has the fewest, and costs what is known of these, as live."""
     spec = changed(RLTUNE, place=place, placement_wait_s=1500.0, mapping=Mapping(speeds=SPEEDS, window=8))
-    trace, silent = jobs(4, 80), np.arange(80) % 3 == 0
+    trace, silent = named_jobs(4, 80), np.arange(80) % 3 == 0
     gpus, profile = np.where(silent, 8, trace.gpus), np.where(silent, -1, trace.profile)
     some = replace(trace, nodes=np.where(silent, -1, trace.nodes), gpus=gpus, profile=profile)
     outage = Outage(1, 2000.0, 4000.0)
@@ -116,8 +115,8 @@ def test_an_agent_orders_and_its_policy_places_as_live(place: str, monkeypatch: 
 
 
 def test_agents_that_choose_nodes_themselves_do_so_as_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    both(monkeypatch, jobs(5, 80), WIDE, ordered(GIST, wild(1)))
-    trace = replace(jobs(1, 60), preemptible=np.arange(60) % 4 > 0)
+    both(monkeypatch, named_jobs(5, 80), WIDE, ordered(GIST, wild(1)))
+    trace = replace(named_jobs(1, 60), preemptible=np.arange(60) % 4 > 0)
     stopped = both(monkeypatch, trace, WIDE, preempting(LAS), restart_s=20.0)
     assert stopped.restarts.sum() > 3
     network, _ = learned_network(RACKS, trace, WIDE, KNOWN)
@@ -143,7 +142,7 @@ def test_for_agents_that_place_their_policy_decides_about_slices_as_live(
 
     A job's scheduler is drawn by its id. One that waits is decided about again, without an event, at the same times.
     """
-    trace = replace(jobs(schedulers), ids=tuple(f"{i:09}" for i in range(120)))
+    trace = replace(named_jobs(schedulers), ids=tuple(f"{i:09}" for i in range(120)))
     result = both(monkeypatch, trace, POOL, topology_agent(schedulers, wait_s))
     assert result.trace.profile is not None
     assert (result.ran & (result.trace.profile >= 0)).sum() > 40
@@ -156,7 +155,7 @@ ON_DEMAND = Pool.of(
 
 @pytest.mark.parametrize("place", ["contention", "fastest", "best-fit"])
 def test_where_gpus_are_cut_links_slow_jobs_down_and_costs_are_those_learned(place: str) -> None:
-    trace, spec = jobs(7, 40), PolicySpec(name="c", place=place, backfill="skip", placement_wait_s=1500.0)
+    trace, spec = named_jobs(7, 40), PolicySpec(name="c", place=place, backfill="skip", placement_wait_s=1500.0)
     network, _ = learned_network(RACKS, trace, ON_DEMAND, KNOWN)
     policy = policy_of_spec(spec)
     result = replay(trace, ON_DEMAND, policy, network=network, topology=RACKS)

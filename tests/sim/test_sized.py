@@ -37,6 +37,7 @@ from tests.sim.sized_worlds import (
     AWAY,
     FAILING,
     POOL,
+    SMALL_NODES,
     SPECS,
     Moody,
     Thrifty,
@@ -243,7 +244,6 @@ def test_no_work_is_lost_and_none_is_made(name: str) -> None:
     assert held == pytest.approx((trace.duration * trace.gpus).sum() + 20.0 * again, rel=1e-9)
 
 
-SMALL_NODES = Pool.of([NodeSpec(4, 32, 1 << 15, "A", "p")] * 5 + [NodeSpec(2, 8, 1 << 13, "A", "p")])
 
 
 @pytest.mark.parametrize("seed", [1, 2])

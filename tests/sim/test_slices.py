@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
 from gpusched.agents.gist.networks import heuristic
-from gpusched.agents.rltune.preempting import NO_ODDS, RankingRule, model_of, policy_of
+from gpusched.agents.rltune.preempting import RankingRule
 from gpusched.agents.topology.network import SHAPES
 from gpusched.agents.topology.replay import agents_spec, placed_by
 from gpusched.config.weights import TrainedModel, save_model
@@ -24,67 +24,48 @@ from gpusched.errors import UsageError
 from gpusched.model.interference import JobClassEstimate, JobShape, SpeedSamples
 from gpusched.model.limits import Limits, Quotas
 from gpusched.model.plan import Plan
-from gpusched.model.policy import AGENTS, AgentTraits, Backfill, Mapping, Place, PolicySpec, PreemptionSettings
-from gpusched.model.slices import Cut, gpu_of, is_slice, slice_index
+from gpusched.model.policy import AGENTS, AgentTraits, Backfill, Mapping, Place, PolicySpec
+from gpusched.model.slices import Cut, gpu_of, is_slice
 from gpusched.model.slicetables import PUBLISHED, gpus_counted, published
-from gpusched.model.snapshot import SliceView, Snapshot
+from gpusched.model.snapshot import Snapshot
 from gpusched.model.topology import Topology
 from gpusched.queue.store import Store
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.slices.plan import CUT_S
-from gpusched.sched.slices.tree import arranged, is_valid
+from gpusched.sched.slices.tree import is_valid
 from gpusched.sim import snapshots
-from gpusched.sim.engine import build
 from gpusched.sim.engine.quotas import QuotaSet
 from gpusched.sim.policies import ReplayPolicy, policy_by_name, policy_of_spec
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.reserving import Booking
-from gpusched.sim.result import EVENT_KINDS, ReplayResult
-from gpusched.sim.sharing import SharingBeliefs
-from gpusched.sim.slicing import node_views
+from gpusched.sim.result import EVENT_KINDS
 from gpusched.sim.snapshots import SnapshotRun
 from gpusched.study.bounds import bounds_of
 from gpusched.study.metrics import metrics_of
-from gpusched.study.own import beliefs_for
 from gpusched.study.timeline import paired_runs
 from gpusched.traces.slicing import select, slice_trace
 from gpusched.traces.trace import NO_RUNS, Trace
 from tests.sched.gist_decisions import GIST
 from tests.sched.rltune_decisions import RLTUNE, WILD, arrays_of, model, rule
-from tests.sched.sharing import BELIEFS
-from tests.sched.worlds import topology
-from tests.sim.reference_pairs import GPUS, pool_of, sharing_jobs, sharing_nodes
+from tests.sim.slice_worlds import (
+    A100,
+    LAS,
+    NODE,
+    RACKS,
+    by_live_decisions,
+    drawn,
+    preempting,
+    shares,
+    wild,
+)
 from tests.sim.worlds import trace_of
 
-A100 = PUBLISHED["A100-80GB"]
-PROFILES = ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb")
-
-
-def cut(gpu: int, *names: str) -> tuple[SliceView, ...]:
-    geometry = arranged(A100, names)
-    assert geometry is not None
-    return tuple(SliceView(slice_index(gpu, start), name) for name, start in geometry)
-
-
-SLICES = cut(0, *["1g.10gb"] * 7) + cut(1, "3g.40gb", "3g.40gb") + cut(2, "3g.40gb", "2g.20gb", "1g.10gb")
-NODE = NodeSpec(4, 32, 1 << 18, "A100-80GB", "A", slices=SLICES)
 POOL = Pool.of([NODE._replace(name=f"n{i}") for i in range(3)])
 ON_DEMAND = Pool.of([NodeSpec(3, name=f"n{i}", cuttable=tuple((gpu, A100) for gpu in range(3))) for i in range(2)])
 
 
-def drawn(seed: int, jobs: int = 120, profiles: tuple[str, ...] = PROFILES) -> Trace:
-    rng = np.random.default_rng(seed)
-    duration = np.ceil(rng.exponential(900, jobs))
-    submit, limit = np.floor(np.cumsum(rng.exponential(60, jobs))), duration * rng.choice([1, 2, 4], jobs)
-    cores, memory = rng.integers(0, 5, jobs), rng.integers(0, 1 << 12, jobs)
-    trace = trace_of(
-        submit, duration, rng.integers(1, 3, jobs), limit, cores=cores, memory=memory, user=rng.integers(0, 4, jobs)
-    )
-    return replace(
-        trace, users=tuple("abcd"), profile=rng.integers(-1, len(profiles), jobs).astype(np.int64), profiles=profiles
-    )
 
 
 def with_priorities(trace: Trace) -> Trace:
@@ -101,11 +82,6 @@ def one(profile: str, gpus: int = 1, submit: Sequence[float] = (0.0,), duration:
     return replace(trace, users=("ann",), profile=np.zeros(len(submit), np.int64), profiles=(profile,))
 
 
-def by_live_decisions(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> ReplayResult:
-    """The same replay, decided by `sched.decide` from snapshots."""
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "needs_snapshots", lambda unsplit, *_: unsplit is not None)
-        return replay(*arguments, **options)
 
 
 @pytest.mark.parametrize("policy", ["fifo", "easy", "sjf-skip", "fairshare", "sjf+conservative"])
@@ -126,7 +102,6 @@ def test_a_replay_starts_each_job_as_live_decisions_do(policy: str, monkeypatch:
         assert [fast.infeasible_why[0]] == ["no node has MIG slices of 7g.80gb"]
 
 
-RACKS = topology("a", "a", "b", "b", "c")
 RACKED = Pool.of([NODE._replace(name=f"n{i}") for i in range(5)])
 
 
@@ -238,11 +213,6 @@ def test_gpus_held_in_other_partitions_count_for_live_decisions(monkeypatch: pyt
     assert not np.array_equal(alone.start, fast.start, equal_nan=True)
 
 
-def wild(seed: int) -> TrainedModel:
-    """Weights of no sense at all, but that no job which fits waits: else it matters when is decided."""
-    rng, found = np.random.default_rng(seed), heuristic(6, seed, hold={"one": -0.5})
-    found |= {name: rng.normal(size=of.shape).astype(np.float32) for name, of in found.items() if "hold" not in name}
-    return TrainedModel("gist", found, {}, "", f"wild gist {seed}")
 
 
 @pytest.mark.parametrize(
@@ -274,13 +244,8 @@ def test_an_agent_that_can_decides_about_queues_of_slices_as_live(
 BY_SHARE = model(arrays_of(rule({"estimate": -1.0, "user_share": -99.0})), "by share")
 
 
-def preempting(rank: RankingRule) -> ReplayPolicy:
-    rules = PreemptionSettings(min_run_s=60.0, per_hour=2, restart_s=20.0)
-    spec = changed(RLTUNE, place="first-fit", preempt=rules)
-    return replace(policy_of(model_of(rank, NO_ODDS.prior, "estimate"), "r"), spec=spec, placement="first-fit")
 
 
-LAS = RankingRule("las", {"served": 1.0}, (300.0, 1200.0))
 
 
 @contextmanager
@@ -479,17 +444,6 @@ def test_published_tables_are_found_by_type_and_by_what_is_asked_for() -> None:
     assert gpus_counted(1, "3g.40gb") == 0.5
 
 
-def shares(seed: int, profiles: tuple[str, ...] = (), jobs: int = 60) -> tuple[Trace, Pool, SharingBeliefs]:
-    """Return jobs that may share GPUs, some of them for slices of ``profiles``, and nodes that are cut on demand."""
-    pool = pool_of("pppq")
-    trace = sharing_jobs(seed, pool, jobs)
-    rng = np.random.default_rng(seed)
-    profile = rng.choice([-1, -1, *range(len(profiles))], jobs).astype(np.int64) if profiles else np.full(jobs, -1)
-    assert trace.share_mib is not None
-    trace = replace(trace, profile=profile, profiles=profiles, share_mib=np.where(profile < 0, trace.share_mib, -1))
-    believed = beliefs_for(trace, sharing_nodes(node_views(pool)), BELIEFS)
-    cuttable = dict.fromkeys(range(GPUS), PUBLISHED["A100-80GB"])
-    return trace, replace(pool, cuttable=(cuttable,) * len(pool)), believed
 
 
 @pytest.mark.parametrize("order", ["fifo", "fairshare"])

@@ -243,8 +243,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     if believed is not None:  # as live, jobs that may change size share nothing
         believed = believed._replace(row=np.where(resizable, -1, believed.row))
     by_snapshot = needs_snapshots(unsplit, options, policy)
-    if by_snapshot:  # nothing is resized beside slices that are cut on demand, and jobs share as they agreed to only
-        options = replace(options, share="no", believed=believed, elastic=None)
+    if by_snapshot:  # jobs share as they agreed to only
+        options = replace(options, share="no", believed=believed)
     share, notes = sharing_of(options.share, trace, policy, rule, believed, options.network is not None)
     blind = (_NO_TOPOLOGY,) if rule == "contention" and options.network is None else ()
     rack: Ints | None = None
@@ -283,11 +283,12 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
     timed = replace(trace, duration=trace.duration / speeds.slowest) if by_type else trace
     knowledge = knowledge_of(timed, policy)
     knowledge = knowledge._replace(notes=(*knowledge.notes, *notes, *speeds.notes, *of_restarts, *blind))
-    if (share == "pairs" or options.reservations) and policy.knows == "nothing":  # what is looked ahead to is limits
+    sized = policy.chooses_sizes and options.elastic is not None
+    ahead = share == "pairs" or bool(options.reservations) or (sized and by_snapshot)
+    if ahead and policy.knows == "nothing":  # what is looked ahead to is limits
         knowledge = knowledge._replace(expected=time_limits(trace))
     # The indexed runs (`static`) decide only for orders that never change, on whole GPUs, without limits.
     changing = policy.kind in ("arriving", "changing", "agent") or policy.backfill == "conservative"
-    sized = policy.chooses_sizes and options.elastic is not None
     generic = options.generic or changing or sized or rule in ("naive", *MAPPING_PLACES) or share != "no"
     generic = generic or rule not in PLACEMENTS
     generic = generic or options.network is not None or options.backfill_every_s > 0 or ledger is not None

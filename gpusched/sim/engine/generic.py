@@ -20,6 +20,7 @@ from gpusched.sched.sorting import by_priority, stable_order
 from gpusched.sched.state import (
     BACKFILLS,
     BEST_FIT,
+    CONSERVATIVE,
     NAIVE,
     NONE,
     OK,

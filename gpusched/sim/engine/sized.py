@@ -222,7 +222,7 @@ def _resize(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
             claim = own.claims.jobs[j]
             if claim["held"] > 0 and claim["wished"] != claim["held"]:
                 job = scene.rows[claim["row"]]["job"]
-                left_s = _left_of_limit(sim, sizer, job)
+                left_s = left_of_limit(sim, sizer, job)
                 if exceeds_at(sizer.ledger, job, claim["wished"], claim["held"], left_s):
                     continue
                 if sizer.jobs[job]["rank_gpus"] == 0:
@@ -240,7 +240,7 @@ def _note_starts(sim: Sim, sizer: Sizer) -> None:
     for i in range(sizer.outcome.total[0]):
         own = sizer.jobs[sizer.outcome.started[i]]
         own["resume"], own["begun"], own["changed"] = 0, sim.clock[0], sim.clock[0]
-        _note_limit(sim.ranks, sizer.outcome.started[i], sim.clock[0] + own["limit"])
+        note_limit(sim.ranks, sizer.outcome.started[i], sim.clock[0] + own["limit"])
     remove_running(sim, sizer.waiting, sizer.size)
 
 
@@ -383,7 +383,8 @@ def _fill_scene(
 
 
 @jit
-def _note_limit(ranks: Ranks | None, job: int, end: float) -> None:
+def note_limit(ranks: Ranks | None, job: int, end: float) -> None:
+    """Note when a job's time limit ends."""
     if ranks is not None:
         ranks.ends[job] = end
 
@@ -394,7 +395,7 @@ def _losses(ranks: Ranks | None, job: int) -> int:
 
 
 @jit
-def _left_of_limit(sim: Sim, sizer: Sizer, job: int) -> float:
+def left_of_limit(sim: Sim, sizer: Sizer, job: int) -> float:
     """Return the seconds that a running job may still hold its GPUs by its time limit."""
     return float(max(0.0, sizer.jobs[job]["begun"] + sizer.jobs[job]["limit"] - sim.clock[0]))
 
@@ -406,7 +407,7 @@ def _set_unusable(ledger: SimLedger | None, sim: Sim, sizer: Sizer, job: int, he
         return
     scene = sizer.space.scene
     sizes, unusable = scene.menus.sizes[sizer.jobs[job]["menu"]], scene.unusable[job]
-    left_s = _left_of_limit(sim, sizer, job) if held > 0 else 0.0
+    left_s = left_of_limit(sim, sizer, job) if held > 0 else 0.0
     for k in range(sizes.size):
         unusable[k] = sizer.between[sizer.jobs[job]["menu"], k] or (
             sizes[k] >= 0 and exceeds_at(ledger, job, sizes[k], held, left_s)
@@ -437,14 +438,14 @@ def _set_queue(sim: Sim, passes: Passes, sizer: Sizer, own: SizingSpace) -> int:
             own.queue[count] = row["job"]
             count += 1
         if not row["rigid"] and (gpus > 0 or row["least"] == 0):
-            _set_size(sim, passes, sizer, row["job"], gpus if gpus > 0 else sizer.jobs[row["job"]]["size"])
+            set_size(sim, passes, sizer, row["job"], gpus if gpus > 0 else sizer.jobs[row["job"]]["size"])
     return count
 
 
 @jit
-def _set_size(sim: Sim, passes: Passes, sizer: Sizer, job: int, gpus: int) -> None:
+def set_size(sim: Sim, passes: Passes, sizer: Sizer, job: int, gpus: int) -> None:
     """Set the job's request and speed for so many GPUs."""
-    own, k = sizer.jobs[job], _index_of_size(sizer, job, gpus)
+    own, k = sizer.jobs[job], index_of_size(sizer, job, gpus)
     shape = sizer.space.scene.menus.shape[own["menu"], k]
     if sizer.request.size > 0:
         shape = sizer.request[job]
@@ -459,7 +460,7 @@ def _set_size(sim: Sim, passes: Passes, sizer: Sizer, job: int, gpus: int) -> No
 
 
 @jit
-def _index_of_size(sizer: Sizer, job: int, gpus: int) -> int:
+def index_of_size(sizer: Sizer, job: int, gpus: int) -> int:
     """Return the column of a size in the job's menu."""
     k = 0
     while sizer.space.scene.menus.sizes[sizer.jobs[job]["menu"], k] != gpus:
@@ -481,11 +482,11 @@ def _change_ranks(
             return False
     for at in range(joins.size):
         take(free, request_of(passes.requests, row["rank_shape"]), joins[at])
-    own, k, until = sizer.jobs[job], _index_of_size(sizer, job, gpus), sim.state[job]["until"]
+    own, k, until = sizer.jobs[job], index_of_size(sizer, job, gpus), sim.state[job]["until"]
     drop_ended(passes.releases, until, job)
     shape = sizer.space.scene.menus.shape[own["menu"], k]
     passes.jobs.shape[job] = shape
-    left_s = _left_of_limit(sim, sizer, job)
+    left_s = left_of_limit(sim, sizer, job)
     change_ranks(
         sim, log, job, shape, sizer.rows[own["kind"], k], sizer.own[job, k], joins, left_s, own["cost_s"]
     )  # fmt: skip

@@ -1,0 +1,183 @@
+"""Jobs change size on GPUs that may be cut into slices: as in other replays, and as the live decision says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from gpusched.agents.base import REGISTRY, AgentParts
+from gpusched.agents.common.vector import to_arrays, vector_size
+from gpusched.agents.maifs.network import SHAPES as MAIFS_WEIGHTS
+from gpusched.agents.maifs.network import untrained
+from gpusched.config.weights import TrainedModel
+from gpusched.model.limits import Limits, Quotas
+from gpusched.model.plan import Plan, Resize, Start
+from gpusched.model.policy import AGENTS, AgentTraits
+from gpusched.model.snapshot import Snapshot
+from gpusched.sched.check import check
+from gpusched.sched.decide import decide
+from gpusched.sim import snapshots
+from gpusched.sim.engine.build import Outage
+from gpusched.sim.engine.quotas import QuotaSet
+from gpusched.sim.network import learned_network
+from gpusched.sim.policies import ReplayPolicy, policy_of_spec
+from gpusched.sim.pool import NodeSpec, Pool
+from gpusched.sim.replay import replay
+from gpusched.sim.result import RESIZED, ReplayResult
+from gpusched.study.timeline import parts_of
+from gpusched.traces.trace import Trace
+from tests.sim.sized_worlds import (
+    AWAY,
+    FAILING,
+    POOL,
+    SMALL_NODES,
+    SPECS,
+    Moody,
+    assert_same,
+    mixed,
+    some_sizes,
+    with_progress,
+    with_ranges,
+    with_ranks,
+)
+from tests.sim.slice_worlds import A100, KNOWN, NODE, RACKS, WIDE, by_live_decisions, drawn, named_jobs, shares
+
+
+def same_where_cuttable(trace: Trace, pool: Pool, policy: ReplayPolicy | str, **options: Any) -> ReplayResult:
+    """The replay, equal to that on GPUs that might be cut, event by event."""
+    cuttable = replace(pool, cuttable=tuple(dict.fromkeys(range(gpus), A100) for gpus in pool.gpus.tolist()))
+    options["restart_s"] = 20.0
+    whole, cut = replay(trace, pool, policy, **options), replay(trace, cuttable, policy, **options)
+    assert_same(cut, whole)
+    assert (cut.knows, set(whole.notes) <= set(cut.notes)) == (whole.knows, True)
+    return cut
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_jobs_are_resized_on_gpus_that_may_be_cut_as_on_others(name: str) -> None:
+    trace = mixed(3)
+    result = same_where_cuttable(trace, POOL, name, elastic=some_sizes(trace, 3), failures=AWAY)
+    assert result.restarts.sum() > 10
+
+
+def test_so_they_are_within_limits_and_without_backfill() -> None:
+    trace = mixed(1)
+    quotas, sizes = QuotaSet(Quotas(each=Limits(gpus=9, jobs=4))), some_sizes(trace, 1)
+    spec = msgspec.structs.replace(SPECS["drf"], backfill="none", place="spread")
+    assert same_where_cuttable(trace, POOL, "elastic", elastic=sizes, quotas=quotas).restarts.sum() > 10
+    unlimited = replace(trace, limit=np.full(len(trace), -1.0))
+    assert same_where_cuttable(unlimited, POOL, policy_of_spec(spec), elastic=sizes).restarts.sum() > 10
+
+
+def test_ranks_join_leave_and_are_lost_on_gpus_that_may_be_cut() -> None:
+    trace = with_ranks(mixed(1, 30), 1, (1, 2, 4))
+    result = same_where_cuttable(trace, SMALL_NODES, "drf", failures=FAILING)
+    assert (result.events.kind == RESIZED).sum() > 10
+
+
+def test_usage_counts_ranks_from_when_they_join_until_they_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Snapshot]()
+
+    def decided(snapshot: Snapshot, models: Any) -> Plan:
+        seen.append(snapshot)
+        return decide(snapshot, models)
+
+    monkeypatch.setattr(snapshots, "decide", decided)
+    trace, spec = with_ranks(mixed(1, 30), 1, (1, 2, 4)), msgspec.structs.replace(SPECS["drf"], order="fairshare")
+    pool = replace(SMALL_NODES, cuttable=tuple(dict.fromkeys(range(gpus), A100) for gpus in SMALL_NODES.gpus.tolist()))
+    runs = parts_of(replay(trace, pool, policy_of_spec(spec), failures=FAILING, half_life_s=1e10))
+    for snapshot in seen[::9]:
+        held = (np.clip(snapshot.now - runs.start, 0.0, runs.end - runs.start) * runs.gpus).sum()
+        assert 3600.0 * sum(snapshot.usage.values()) == pytest.approx(held, rel=1e-5)
+
+
+def test_reported_speeds_and_granted_cores_count_on_gpus_that_may_be_cut() -> None:
+    assert same_where_cuttable(with_progress(mixed(1), 1), POOL, "elastic", failures=AWAY).restarts.sum() > 10
+    few, trace = Pool.of([NodeSpec(8, cores, 1 << 15, "A", "p") for cores in (40, 24, 20)]), mixed(2)
+    assert same_where_cuttable(trace, few, "drf", elastic=with_ranges(trace, 2)).restarts.sum() > 10
+
+
+def chosen_by(agent: str, model: TrainedModel) -> ReplayPolicy:
+    spec = msgspec.structs.replace(SPECS["drf"], agent=agent)
+    policy = policy_of_spec(msgspec.structs.replace(spec, agent=None))
+    return replace(policy, model=model, spec=spec)
+
+
+def test_agents_choose_sizes_on_gpus_that_may_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = untrained(1) + np.random.default_rng(1).normal(0, 0.3, vector_size(MAIFS_WEIGHTS))
+    maifs = TrainedModel("maifs", to_arrays(numbers, MAIFS_WEIGHTS), {}, "", "maifs where cut")
+    trace = mixed(2)
+    result = same_where_cuttable(trace, POOL, chosen_by("maifs", maifs), elastic=some_sizes(trace, 2))
+    assert result.restarts.sum() > 10
+    monkeypatch.setitem(AGENTS, "moody", AgentTraits(sizes=True))
+    monkeypatch.setitem(REGISTRY, "moody", AgentParts(sizes=lambda: Moody))
+    moody = chosen_by("moody", TrainedModel("moody", {"mood": np.array([1])}, {}, "", "moody where cut"))
+    result = same_where_cuttable(trace, POOL, moody, elastic=some_sizes(trace, 2))
+    assert len([note for note in result.notes if "times drf chose sizes" in note]) == 2
+
+
+def test_resizable_jobs_share_no_gpus_that_may_be_cut() -> None:
+    trace, pool, believed = shares(1)
+    options: dict[str, Any] = {"elastic": some_sizes(trace, 1), "believed": believed}
+    result = same_where_cuttable(trace, replace(pool, cuttable=()), "elastic", **options)
+    assert result.restarts.sum() > 10
+
+
+def test_beside_slices_jobs_are_resized_as_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where slices stay as they are; and where links slow jobs down, at each size."""
+    pool, trace = Pool.of([NODE._replace(name=f"n{i}", gpus=7) for i in range(4)]), drawn(1, 100)
+    assert trace.profile is not None
+    profile = np.where(np.arange(100) % 2, -1, trace.profile)
+    trace = replace(trace, profile=profile, gpus=np.where(profile < 0, 1 << np.arange(100) % 3, trace.gpus))
+    wide, count = named_jobs(2, 80), np.where(np.arange(80) % 2, -1, named_jobs(2, 80).nodes)
+    network, _ = learned_network(RACKS, replace(wide, nodes=count), WIDE, KNOWN)
+    linked = {"network": network, "learned": KNOWN, "topology": RACKS}
+    spec = msgspec.structs.replace(SPECS["elastic"], place="contention", placement_wait_s=1500.0)
+    for seed, (asked, nodes, policy, options) in enumerate((
+        (trace, pool, policy_of_spec(SPECS["elastic"]), {"failures": [Outage(1, 2000.0, 4000.0)]}),
+        (replace(wide, nodes=count), WIDE, policy_of_spec(spec), linked),
+    )):  # fmt: skip
+        options |= {"elastic": some_sizes(asked, seed), "restart_s": 20.0}
+        fast = replay(asked, nodes, policy, **options)
+        live = by_live_decisions(monkeypatch, asked, nodes, policy, **options)
+        np.testing.assert_allclose(fast.start, live.start)
+        np.testing.assert_allclose(fast.end, live.end)
+        np.testing.assert_array_equal(fast.restarts, live.restarts)
+        assert fast.restarts.sum() > 2
+
+
+@pytest.mark.parametrize(("name", "seed"), [("elastic", 1), ("drf", 2)])
+def test_jobs_are_resized_while_gpus_are_cut_and_no_work_is_lost(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = list[tuple[Snapshot, Plan]]()
+
+    def decided(snapshot: Snapshot, models: Any) -> Plan:
+        plans.append((snapshot, decide(snapshot, models)))
+        assert check(plans[-1][1], snapshot)[1] == ()
+        return plans[-1][1]
+
+    monkeypatch.setattr(snapshots, "decide", decided)
+    trace, nodes = drawn(seed, 80), [NodeSpec(4, cuttable=tuple((gpu, A100) for gpu in range(4)))] * 3
+    assert trace.profile is not None
+    trace = replace(trace, profile=np.where(np.arange(80) % 2, -1, trace.profile))
+    result = replay(trace, Pool.of(nodes), name, elastic=some_sizes(trace, seed), restart_s=20.0)
+    assert result.ran.all()
+    assert int(result.notes[-1].split()[0]) > 20, "GPUs are cut"
+    actions = [(snapshot.now, action) for snapshot, plan in plans for action in plan.actions]
+    assert sum(isinstance(action, Resize) for _, action in actions) > 5
+    runs = parts_of(result)
+    run = set(zip(runs.job.tolist(), runs.start.tolist(), strict=True))
+    assert {(int(action.job_id), now) for now, action in actions if isinstance(action, Start)} == run
+    whole = np.flatnonzero(trace.profile < 0)
+    of_whole = np.isin(runs.job, whole)
+    held, again = (
+        ((runs.end - runs.start) * runs.gpus)[of_whole].sum(),
+        of_whole & (runs.start > result.start[runs.job]),
+    )
+    work = (trace.duration * trace.gpus)[whole].sum() + 20.0 * runs.gpus[again].sum()
+    assert held == pytest.approx(work, rel=1e-9)
