@@ -69,6 +69,9 @@ def test_a_backup_holds_what_cannot_be_made_anew_with_its_permissions(
     (state / "secrets").chmod(0o700)
     first = make()
     (state / "secrets/j").write_text("changed")
+    for file in (state / "logs/k/1.0.log", tmp_path / "backups/logs/k/1.0.log.part"):  # which a killed backup left
+        file.parent.mkdir()
+        file.write_text("whole" if file.suffix == ".log" else "begun before it was cut")
     second = make(HOUR)
     assert (first / "secrets/j").read_text() == "secrets/j"
     assert (second / "secrets/j").read_text() == "changed"
@@ -76,6 +79,7 @@ def test_a_backup_holds_what_cannot_be_made_anew_with_its_permissions(
     assert stat.S_IMODE((second / "secrets").stat().st_mode) == 0o700
     assert os.path.samefile(first / "policies/p/w.safetensors", second / "policies/p/w.safetensors"), "kept once"
     assert (tmp_path / "backups/logs/j/1.0.log").read_text() == "logs/j/1.0.log"
+    assert (tmp_path / "backups/logs/k/1.0.log").read_text() == "whole"
     reader = Reader.open(second)
     assert reader is not None
     assert [one.id for one in reader.rows_of("0123456789a")] == ["0123456789a"]

@@ -19,7 +19,7 @@ from gpusched.controller.secretfiles import SecretFiles
 from gpusched.errors import GpuschedError
 from gpusched.model import ids
 from gpusched.model.commands import Cancel, Submit
-from gpusched.queue.inbox import Inbox, MalformedCommand, ReceivedCommand, deliver_submit
+from gpusched.queue.inbox import Inbox, MalformedCommand, ReceivedCommand, _entries, deliver_submit
 from gpusched.queue.store import Store
 from tests.builders import spec
 from tests.controller.applying import NOW
@@ -376,6 +376,18 @@ def put(inbox: Inbox, owner: int, *names: str, size: int = 1) -> None:
         os.chown(inbox.new / name, owner, -1)
 
 
+def test_a_draft_is_written_through_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All users may put one where drafts are, were its name known."""
+    inbox, precious = Inbox(tmp_path), tmp_path / "precious"
+    inbox.create()
+    precious.touch()
+    monkeypatch.setattr("gpusched.queue.inbox.os.urandom", bytes)
+    (inbox.tmp / f"x.{os.getpid()}.00000000").symlink_to(precious)
+    with pytest.raises(FileExistsError):
+        inbox._link("x", b"content")
+    assert precious.read_bytes() == b""
+
+
 @needs_root
 def test_users_take_turns_and_each_ones_files_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("FILES_OF_USER", 3), ("FILES_OF_ALL", 5), ("BYTES_OF_USER", 100), ("BYTES_OF_ALL", 150)):
@@ -502,3 +514,6 @@ def test_folders_are_cleared_in_bounded_steps_and_no_link_is_followed(
         assert calls < 10
     assert calls > 1
     assert (precious / "file").exists()
+    inbox.refused.joinpath("swapped").symlink_to(precious)  # for a folder, after it was looked at
+    with pytest.raises(NotADirectoryError):
+        next(_entries(inbox.refused / "swapped", 1))
