@@ -412,6 +412,28 @@ def test_gpus_are_cut_as_live_and_never_below_a_job(policy: str, seed: int, monk
     assert again.events.tobytes() == result.events.tobytes()
 
 
+@pytest.mark.parametrize(("policy", "seed"), [("fifo-skip", 5), ("easy", 2)])
+def test_no_decision_takes_more_cores_than_are_free_while_gpus_are_cut(
+    policy: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that is being cut brings its cores to the slices that it had or to those that it will have, not to both."""
+    rejected = list[Any]()
+
+    def decided(snapshot: Snapshot, models: Any) -> Plan:
+        plan = decide(snapshot, models)
+        rejected.extend(check(plan, snapshot)[1])
+        return plan
+
+    monkeypatch.setattr(snapshots, "decide", decided)
+    trace = drawn(seed, 80)
+    assert trace.profile is not None
+    trace = replace(trace, profile=np.where(np.arange(80) % 2, -1, trace.profile), cores=3 * trace.gpus)
+    cuttable = tuple((gpu, A100) for gpu in range(4))
+    nodes = [NodeSpec(4, 16, 1 << 14, name=f"n{i}", cuttable=cuttable) for i in range(3)]
+    assert replay(trace, Pool.of(nodes), policy).ran.all()
+    assert rejected == []
+
+
 def test_a_cut_takes_its_time_and_a_gpu_is_whole_again_for_a_job() -> None:
     trace = trace_of([0, 0, 100], [1000, 1000, 500], [3, 1, 3])
     trace = replace(trace, profile=np.array([-1, 0, -1]), profiles=("1g.10gb",))

@@ -101,18 +101,17 @@ def _cut_gpus(node: NodeView, comes: Mapping[int, float]) -> Iterator[RunningVie
         if not own and not node.blocked.get(gpu, "").startswith("SLICED"):
             continue
         before, parts = parts, parts + sum(parts_of(one.profile) for one in own)
-        if gpu not in blocked:
-            yield _hold(node, "", gpu, comes[gpu], _between(node, before, parts))
+        yield _hold(node, "", gpu, comes[gpu], _between(node, before, parts), gpu in blocked)
 
 
 def _not_there(node: NodeView, missing: Iterable[SliceView], comes: Mapping[int, float]) -> Iterator[RunningView]:
     parts = {p: parts_of(p) * n for p, n in Counter(one.profile for one in node.slices).items()}
+    blocked = _blocked(node)
     for one in missing:
-        before = parts.get(one.profile, 0)
+        before, gpu = parts.get(one.profile, 0), gpu_of(one.number)
         parts[one.profile] = before + parts_of(one.profile)
-        if gpu_of(one.number) not in _blocked(node):
-            between = _between(node, before, parts[one.profile])
-            yield _hold(node, one.profile, one.number, comes[gpu_of(one.number)], between)
+        between = _between(node, before, parts[one.profile])
+        yield _hold(node, one.profile, one.number, comes[gpu], between, gpu in blocked)
 
 
 def _between(node: NodeView, before: int, after: int) -> tuple[int, int]:
@@ -121,9 +120,12 @@ def _between(node: NodeView, before: int, after: int) -> tuple[int, int]:
     return more - cores, larger - memory_mib
 
 
-def _hold(node: NodeView, profile: str, number: int, until: float, has: tuple[int, int]) -> RunningView:
+def _hold(
+    node: NodeView, profile: str, number: int, until: float, has: tuple[int, int], blocked: bool = False
+) -> RunningView:  # fmt: skip
+    """Return the hold; ``blocked``: nothing can use the number in any case, but its cores and memory others could."""
     part = NodeAllocation(
-        rank=0, node=inner_name(node.name, profile), gpus=(number,), cores=has[0], memory_mib=has[1]
+        rank=0, node=inner_name(node.name, profile), gpus=() if blocked else (number,), cores=has[0], memory_mib=has[1]
     )  # fmt: skip
     name = f"{part.node}:{number}"
     return RunningView(id=name, user="", allocation=Allocation(name, (part,)), start_time=0.0, expected_end=until)
