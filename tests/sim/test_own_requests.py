@@ -152,10 +152,12 @@ def test_a_history_s_jobs_start_where_and_when_live_decisions_start_them(
 @settings(max_examples=examples(100), deadline=None)
 @given(snap=queues(("first-fit", "spread", "rack", "rack-wait")).filter(lambda snap: snap.pending), parts=st.data())
 def test_jobs_of_more_than_half_a_gpu_start_as_if_they_had_whole_ones(snap: Snapshot, parts: st.DataObject) -> None:
+    """Not under EASY: there a head's nodes are closed to jobs that would still run when it starts."""
+    (policy,) = snap.policies.values()
+    policy = changed(policy, backfill="skip") if policy.backfill == "easy" else policy
     trace = history_of(snap.pending, [0.5 * job.spec.time_limit_s for job in snap.pending])
     milli = np.array(parts.draw(st.lists(among(600, 800, 1000), min_size=len(trace), max_size=len(trace))))
-    part = replace(trace, gpu_milli=np.where(trace.gpus == 1, milli, 1000))
-    (policy,), options = snap.policies.values(), {"topology": snap.topology}
+    part, options = replace(trace, gpu_milli=np.where(trace.gpus == 1, milli, 1000)), {"topology": snap.topology}
     whole, shared = (
         replay(of, pool_of(snap), policy_of_spec(policy), share=share, **options)
         for of, share in ((trace, "no"), (part, "fractions"))
