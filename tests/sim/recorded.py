@@ -2,7 +2,8 @@
 
 ``python -m tests.sim.recorded`` writes them.
 `recorded.json` was written before passes were brought together; what changes a digest changes what users' replays say.
-Since then two were written anew: `contention` with costs of places waits, looks again and reserves as it does live.
+Since then two were written anew: `contention` with costs of places waits, looks again and reserves as it does live;
+`stopper`, an agent that stops jobs, decides about what these leave in the decision after, as it does live.
 """
 
 from __future__ import annotations
