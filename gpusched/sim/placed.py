@@ -89,10 +89,13 @@ def takes_costs(policy: ReplayPolicy) -> bool:
 def lays_out(world: SimWorld) -> bool:
     """Return whether nodes are chosen for the possible layouts of jobs (`with_ways`), not for the jobs as they are.
 
-    As live, policies that place by mapping or at random, agents, and policies that stop jobs look at no layouts.
+    Without a network they are not. As live, policies that place by mapping or at random, agents, and policies that stop
+    jobs look at no layouts.
     """
     policy, rule, network = world.policy, world.rule, world.options.network
-    if network is not None and network.keeps_nodes:  # these are jobs' own requests
+    if network is None:
+        return False
+    if network.keeps_nodes:  # these are jobs' own requests
         return True
     if world.by_snapshot or (rule not in RULES and not policy.places):
         return False

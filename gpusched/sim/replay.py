@@ -214,11 +214,6 @@ def _sized(world: SimWorld) -> tuple[SimWorld, Runner]:
     return world, SizedRun(world, sizer)
 
 
-def _is_laid_out(world: SimWorld) -> bool:
-    """Return whether nodes are chosen for the layouts of jobs, where placement costs something."""
-    return world.options.network is not None and lays_out(world)
-
-
 def _by_snapshot(world: SimWorld) -> tuple[SimWorld, Runner]:
     from gpusched.sim.snapshots import SnapshotRun  # other replays start faster without
 
@@ -291,7 +286,7 @@ KINDS = (
     RunKind("placing agent", lambda w: w.policy.places, _by_agent),
     RunKind("sized by cost", lambda w: _is_sized(w) and w.options.network is not None, _sized, run_sized, 1),
     RunKind("placed walk", walks, lambda w: _by(run_walk, *walked(*with_ways(w))), run_walk, 1),
-    RunKind("placed", _is_laid_out, lambda w: _by(run_placed, *with_ways(w)), run_placed, 1),
+    RunKind("placed", lays_out, lambda w: _by(run_placed, *with_ways(w)), run_placed, 1),
     RunKind("sized", _is_sized, _sized, run_sized, 1),
     RunKind("agent", lambda w: w.policy.by_agent, _by_agent),
     RunKind("mapped", is_mapped, lambda w: (w, StagedRun(w))),

@@ -78,8 +78,9 @@ class SnapshotRun:
         self._sizes = None if sizer is None else SnapshotSizes(world, sizer)
         self._world, self._of, self._queue = world, world.unsplit, new_queue(world)
         self._groups, self._leaves, *_ = usage_leaves(world)
-        self._policies = dict.fromkeys(self._of.pool.partitions, policy_of(world))
-        self._without_backfill = dict.fromkeys(self._policies, replace(policy_of(world), backfill="none"))
+        policy = policy_of(world)
+        self._policies = dict.fromkeys(self._of.pool.partitions, policy)
+        self._without_backfill = dict.fromkeys(self._policies, replace(policy, backfill="none"))
         self._beliefs = beliefs_of(world)
         self._waits = dict[str, float]()
         model = world.policy.model
