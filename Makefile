@@ -61,10 +61,10 @@ test-pythons:
 	  $(MAKE) --no-print-directory test PYTHON="$$found" || { status=1; echo "$$name: FAILED" >&2; }; \
 	done; exit $$status
 
-# With the newest of everything that pyproject.toml allows, and with Ray.
+# With the newest of everything that pyproject.toml allows, and with Ray; every test compiled.
 test-latest:
 	@$(MAKE) --no-print-directory newest VENV=.venv-latest
-	@$(MAKE) --no-print-directory test VENV=.venv-latest
+	@COMPILED=1 $(MAKE) --no-print-directory test VENV=.venv-latest
 
 newest:
 	@$(make_venv)

@@ -10,9 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from gpusched import compiled
 from tests.testbed import Testbed, slurm_files, why_unavailable
 from tests.testbed.slurm import SlurmSite
 
@@ -100,6 +102,23 @@ def _no_watcher_is_left() -> Iterator[None]:
                 watcher._waiting.clear()
                 watcher._lock.notify()
             thread.join(60)
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run compiled functions as Python in tests marked `interpreted`, but for those marked `compiled`.
+
+    For each set of features that a world has the engine would be compiled anew, which takes far longer than to run it.
+    Python also checks indices, which compiled code does not. COMPILED=1 compiles everywhere.
+    """
+    marked = request.node.get_closest_marker
+    if marked("interpreted") is None or marked("compiled") is not None or os.environ.get("COMPILED"):
+        yield
+        return
+    monkeypatch.setattr(compiled._Pass, "version", lambda self, _args: self._function)
+    monkeypatch.setattr(compiled._Pass, "__call__", lambda self, *args: self._function(*args))
+    with np.errstate(all="ignore"):  # as compiled
+        yield
 
 
 WITHOUT_TORCH = ""

@@ -39,6 +39,8 @@ from tests.sim.plain_ahead import HALF_LIFE_S, Plain
 from tests.sim.worlds import trace_of
 from tests.strategies import among, examples
 
+pytestmark = pytest.mark.interpreted
+
 HOUR_S = 3600.0
 
 
@@ -210,6 +212,7 @@ def pairing(draw: st.DrawFn) -> tuple[Snapshot, dict[str, float], dict[str, floa
     return plain.snap, lasts, dict(plain.ends)
 
 
+@pytest.mark.compiled
 @settings(max_examples=200, deadline=None)
 @given(world=pairing())
 def test_jobs_share_gpus_ahead_as_they_do_live(world: tuple[Snapshot, dict[str, float], dict[str, float]]) -> None:

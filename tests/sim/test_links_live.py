@@ -37,6 +37,8 @@ from tests.sim.slice_worlds import (
     wild,
 )
 
+pytestmark = pytest.mark.interpreted
+
 SLOW_ON_FOUR = {
     name: changed(of, shapes=(*of.shapes, paces(4, 1, 10.0 / 3.0, 8))) for name, of in KNOWN.items()
 }  # fmt: skip
@@ -114,6 +116,7 @@ def test_an_agent_orders_and_its_policy_places_as_live(place: str, monkeypatch: 
     assert (result.start != easy.start).any(), "by scores"
 
 
+@pytest.mark.compiled
 def test_agents_that_choose_nodes_themselves_do_so_as_live(monkeypatch: pytest.MonkeyPatch) -> None:
     both(monkeypatch, named_jobs(5, 80), WIDE, ordered(GIST, wild(1)))
     trace = replace(named_jobs(1, 60), preemptible=np.arange(60) % 4 > 0)
@@ -134,6 +137,7 @@ def topology_agent(schedulers: int, wait_s: float) -> ReplayPolicy:
     return ordered(spec, model)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(("schedulers", "wait_s"), [(1, 0.0), (1, 1500.0), (3, 1500.0)])
 def test_for_agents_that_place_their_policy_decides_about_slices_as_live(
     schedulers: int, wait_s: float, monkeypatch: pytest.MonkeyPatch

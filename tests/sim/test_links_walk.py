@@ -304,6 +304,7 @@ def test_a_job_waits_for_one_rack_that_is_reserved_for_now_live_as_in_a_replay()
     assert "waits for one rack" in plan.reasons["j1"].message
 
 
+@pytest.mark.interpreted
 @settings(max_examples=200, deadline=None)
 @example(beside_a_maintenance(), 1, "fifo", 0, None, True)
 @example(beside_a_node_away(), 1, "fifo", 0, None, False)

@@ -37,6 +37,8 @@ from tests.sim.plain_ahead import Plain
 from tests.sim.worlds import trace_of
 from tests.strategies import among, examples
 
+pytestmark = pytest.mark.interpreted
+
 PLACES = ("first-fit", "best-fit", "spread", "rack", "rack-wait", "acme-fit")
 
 
@@ -192,6 +194,7 @@ def test_drawn_nodes_are_as_many_and_as_near_as_jobs_ask_for(snap: Snapshot, pla
         assert any(len(nodes) == ask.parts and (len(racks) == 1 or not ask.spread) for ask in asked)
 
 
+@pytest.mark.compiled
 @settings(max_examples=100, deadline=None)
 @given(snap=clusters(), waits=st.lists(among(None, 0.0, 900.0), min_size=5), most=st.lists(among(None, 4), min_size=5))
 def test_by_what_places_cost_the_first_decision_is_the_live_one(

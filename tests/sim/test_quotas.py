@@ -164,6 +164,7 @@ def test_conservative_backfill_and_srtf_go_as_the_reference(kind, name, world, p
     assert_as_reference(result, reference)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("mode", ["skip", "easy", "conservative"])
 @pytest.mark.parametrize("order", ["fifo", "fairshare", "wfp3"])
 @given(bounded(), st.sampled_from(["best-fit", "rack", "spread"]))
@@ -413,6 +414,7 @@ def contended(seed, partitions, jobs=60):
     return found, [Node(4) for _ in range(2 * partitions)], [], limits, (1, 1)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("partitions", [1, 2])
 @pytest.mark.parametrize(("order", "backfill", "place"), [
     ("fifo", "easy", "best-fit"), ("fifo", "conservative", "rack"), ("fifo", "none", "fastest"),

@@ -45,6 +45,8 @@ from tests.sim.paced import inputs, paced_worlds
 from tests.sim.worlds import trace_of
 from tests.strategies import among
 
+pytestmark = pytest.mark.interpreted
+
 PLACES = st.sampled_from(["first-fit", "best-fit", "worst-fit"])
 RATES = Rates(
     profiles=Profiles(
@@ -98,6 +100,7 @@ def test_neighbours_slow_each_other_down_while_they_are_there():
     assert any(note.startswith("1 time a job shared a GPU") for note in result.notes)
 
 
+@pytest.mark.compiled
 def test_pairs_only_where_both_together_get_more_done():
     pool = Pool.uniform(1, 1, gpu_type="A")
     pair = with_models(trace_of([0, 1], [10, 4], [1, 1]), "mn")  # 0.5 + 1 > 1
@@ -402,6 +405,7 @@ def first_decision(modes, has, waits, backfill, place):
     return found
 
 
+@pytest.mark.compiled
 @settings(max_examples=200, deadline=None)
 @given(
     worlds(waits=6),

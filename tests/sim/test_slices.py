@@ -215,6 +215,7 @@ def test_gpus_held_in_other_partitions_count_for_live_decisions(monkeypatch: pyt
 
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("spec", "model", "seed"),
     [(RLTUNE, WILD[0], 5), *((GIST, wild(seed), seed) for seed in range(3))],
@@ -277,6 +278,7 @@ def ordering(spec: PolicySpec, model: TrainedModel) -> ReplayPolicy:
     )  # fmt: skip
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("policy", [ordering(RLTUNE, BY_SHARE), ordering(GIST, wild(1)), preempting(LAS)])
 def test_agents_of_several_partitions_share_limits_as_the_controller_asks_them(
     policy: ReplayPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

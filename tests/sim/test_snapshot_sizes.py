@@ -46,6 +46,8 @@ from tests.sim.sized_worlds import (
 )
 from tests.sim.slice_worlds import A100, KNOWN, NODE, RACKS, WIDE, by_live_decisions, drawn, named_jobs, shares
 
+pytestmark = pytest.mark.interpreted
+
 
 def same_where_cuttable(trace: Trace, pool: Pool, policy: ReplayPolicy | str, **options: Any) -> ReplayResult:
     """The replay, equal to that on GPUs that might be cut, event by event."""
