@@ -337,7 +337,7 @@ class Installation:
         ids = (0, 0) if folder.of_root else self._ids()
         assert ids is not None
         # The user owns what is above it, and must not lead root elsewhere by a link.
-        opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             os.fchown(opened, *ids)
             os.fchmod(opened, folder.mode)

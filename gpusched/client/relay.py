@@ -106,7 +106,7 @@ def connect(client: Client, request: Request) -> socket.socket:
     """
     sock = socket.socket(socket.AF_UNIX)
     try:
-        folder = os.open(client.state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(client.state, os.O_PATH | os.O_DIRECTORY)
         try:
             sock.connect(f"/proc/self/fd/{folder}/{SOCKET}")  # a socket's path may be no longer than 107 bytes
         finally:

@@ -45,7 +45,7 @@ def open_large(client: Client, job: JobRecord, result: StoredResult) -> BinaryIO
     """
     path = large_path(client, job, result)
     try:
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
     except FileNotFoundError:
         raise GpuschedError(
             f"the result of job {job.id}, {result.header['bytes']} bytes, is no longer in {path}",

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 _FOLDER_MODE = 0o711  # users may open a file by name, but not list or write
 _DRAFTS = ".collecting"
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _ACL, _DEFAULT_ACL = "system.posix_acl_access", "system.posix_acl_default"
 _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER, _NO_ID = 1, 2, 4, 16, 32, 0xFFFFFFFF
 
@@ -34,7 +34,7 @@ def log_file(path: Path, readers: Iterable[int]) -> Iterator[BinaryIO]:
     with _open_folder(path.parent.parent, _FOLDER_MODE) as logs, _open_folder(_DRAFTS, 0o700, logs) as drafts:
         name = f"{path.parent.name}.{path.name}.{os.urandom(8).hex()}"
         try:
-            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=drafts)
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=drafts)
             with open(descriptor, "w+b") as file:
                 yield file
                 _grant_read(file.fileno(), readers)

@@ -27,7 +27,7 @@ def input_opener(path: str, flags: int) -> int:
     Raises:
         OSError: It cannot be opened.
     """
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
     is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
     if is_pipe and not select.select([descriptor], [], [], PIPE_WAIT_S)[0]:
         os.close(descriptor)
@@ -43,7 +43,7 @@ def output_opener(path: str, flags: int) -> int:
         OSError: It cannot be opened.
     """
     try:
-        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno == errno.ENXIO:
             error.strerror = "a pipe that nothing reads"

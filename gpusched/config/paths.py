@@ -132,7 +132,7 @@ def sync_folder(folder: Path) -> None:
     Raises:
         OSError: It cannot be done.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

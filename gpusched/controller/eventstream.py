@@ -70,7 +70,7 @@ class EventFile:
                 if os.path.samestat(os.stat(self._path), os.fstat(self._file)):
                     return self._file
             self.close()
-        self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self._mode)
+        self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, self._mode)
         self._is_regular = stat.S_ISREG(os.fstat(self._file).st_mode)
         if self._is_regular:
             _cut_half_line(self._file)

@@ -308,7 +308,7 @@ def _check_lock(path: Path, locked: os.stat_result) -> None:
 
 def _open_lock(path: Path) -> IO[str]:
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         hint = "it must belong to the controller's user"
         if error.errno == errno.EIO:

@@ -173,7 +173,7 @@ class Publisher:
         for name in names[:-1]:
             if name != current:
                 path = self._folder / name
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                descriptor = os.open(path, os.O_RDWR)
                 path.unlink()
                 self._held.append(descriptor)
         for descriptor in [d for d in self._held if not _open_elsewhere(d)]:

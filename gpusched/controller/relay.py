@@ -257,7 +257,7 @@ class ConnectionLimiter:
 
 def listen(state: Path) -> socket.socket:
     """Return a listening socket in the state folder; all users may connect, and the kernel reports who did."""
-    folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = os.open(state, os.O_PATH | os.O_DIRECTORY)
     try:
         path = f"/proc/self/fd/{folder}/{wire.SOCKET}"  # a socket's path is limited to 107 bytes
         with contextlib.suppress(FileNotFoundError):

@@ -77,7 +77,7 @@ class SecretFiles:
             self._unsynced |= {*self._folder.parents} - {*self._state.parents}
         self._unsynced.add(self._folder)
         draft = path.with_suffix(".tmp")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as file:
             file.write(content)
             file.flush()

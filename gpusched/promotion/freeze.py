@@ -95,6 +95,6 @@ def _copy_card(file: Path, copy: Path) -> None:
     """Copy a training card. The version says nothing of it: a link of its owner's may lead to a secret of ours."""
     if file.is_symlink():
         raise GpuschedError(f"{file} is a link", "copy the training card there")
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # it may be replaced meanwhile
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # it may be replaced meanwhile
     with open(file, "rb", opener=lambda path, _: os.open(path, flags)) as card, copy.open("xb") as target:
         shutil.copyfileobj(card, target)

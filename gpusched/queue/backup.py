@@ -345,7 +345,7 @@ def _copy_file(source: Path, target: Path, name: Path, before: Path | None = Non
 def _copy_content(file: Path, part: Path, status: os.stat_result) -> None:
     """Copy the file that was seen; in the inbox its owner may have put a link or a pipe there meanwhile."""
     try:
-        source = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        source = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EWOULDBLOCK):  # a link, a socket, leased (fcntl)
             raise FileNotFoundError from None
@@ -354,7 +354,7 @@ def _copy_content(file: Path, part: Path, status: os.stat_result) -> None:
         found = os.fstat(source)  # of another file that has got the same number, the kind may differ
         if not (stat.S_ISREG(found.st_mode) and os.path.samestat(found, status)):
             raise FileNotFoundError
-        target = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        target = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with open(target, "wb") as copy:
             shutil.copyfileobj(original, copy)
 
@@ -395,7 +395,7 @@ def _copy_logs(logs: Path, copies: Path, stop: Callable[[], bool]) -> None:
 def _sync_tree(folder: Path) -> None:
     for place, _, names in os.walk(folder):
         for name in names:
-            descriptor = os.open(Path(place, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(Path(place, name), os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 os.fsync(descriptor)
             finally:
@@ -434,7 +434,7 @@ def _remove_parts(target: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(target: Path) -> Iterator[None]:
-    descriptor = os.open(target / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(target / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

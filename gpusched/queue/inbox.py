@@ -131,7 +131,7 @@ class Inbox:
         # The owner alone may read it, except where the folder's group is the controller's (setgid).
         mode = 0o640 if self.tmp.stat().st_mode & stat.S_ISGID else 0o600
         draft = self.tmp / f"{name}.{os.getpid()}.{os.urandom(4).hex()}"
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             # Closed first: a file that is removed while it is open keeps a second name on NFS (.nfs...).
             with open(descriptor, "wb") as file:
@@ -150,7 +150,7 @@ class Inbox:
             # A write-only folder cannot be opened to sync it. Syncing a file also syncs its changed names on the
             # file systems that keep a journal of both.
             try:
-                descriptor = os.open(self.new / name, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(self.new / name, os.O_RDONLY)
             except FileNotFoundError:  # the controller has already taken it
                 return
         try:
@@ -218,7 +218,7 @@ class Inbox:
     def _read(self, name: str) -> ReceivedCommand | MalformedCommand:
         uid = -1
         try:
-            descriptor = os.open(self.new / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(self.new / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 status = os.fstat(descriptor)
                 uid = status.st_uid
@@ -376,7 +376,7 @@ def _remove(path: Path, room: int) -> int:
 
 def _entries(path: Path, limit: int) -> Iterator[tuple[str, int, bool]]:
     """Yield up to ``limit`` entries of a folder: name, the folder's descriptor, whether it is a folder."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         with os.scandir(folder) as entries:
             for entry in islice(entries, limit):

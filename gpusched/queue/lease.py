@@ -220,7 +220,7 @@ def standby_file(state: Path) -> Path:
 def _write(path: Path, lease: ControllerLease) -> None:
     # As a whole, in place, and always of one length: it never has the end of a longer one. Closing sends it to the
     # server of a network filesystem; nothing depends on its surviving a power cut.
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644), "wb", buffering=0) as file:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), "wb", buffering=0) as file:
         file.write(msgspec.json.encode(lease).ljust(400))
 
 

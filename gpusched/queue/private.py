@@ -17,7 +17,7 @@ def create_private(path: Path) -> None:
     Raises:
         OSError: It exists, or cannot be created.
     """
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def make_private(path: Path) -> None:

@@ -225,12 +225,12 @@ class _Server:
     def open(self, node: int, data: bytes, uid: int, gid: int) -> bytes:
         (flags,) = struct.unpack_from("=I", data)
         flags &= ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND)
-        return _OPEN.pack(os.open(self.path(node), flags | os.O_CLOEXEC), 0, 0)
+        return _OPEN.pack(os.open(self.path(node), flags), 0, 0)
 
     def create(self, node: int, data: bytes, uid: int, gid: int) -> bytes:
         flags, mode = struct.unpack_from("=II", data)
         name = data[16:].rstrip(b"\0")
-        flags = (flags | os.O_CREAT | os.O_CLOEXEC) & ~os.O_APPEND
+        flags = (flags | os.O_CREAT) & ~os.O_APPEND
         made = os.open(name, flags, mode & 0o7777, dir_fd=self._nodes[node])
         return self._made(node, name, uid, gid) + _OPEN.pack(made, 0, 0)
 
@@ -287,7 +287,7 @@ _OPERATIONS: dict[int, _Operation] = {
 def _main() -> None:
     root, mountpoint, orders = sys.argv[1:]
     os.umask(0)
-    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"gpusched-test", mountpoint.encode(), b"fuse", 0, options.encode()):

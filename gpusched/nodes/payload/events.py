@@ -103,7 +103,7 @@ def is_start_due(root: str) -> bool:
         os.makedirs(root, mode=0o700, exist_ok=True)
     if 0 <= age < TOUCH_S:  # it lives, or died so lately that the next would, too
         return False
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         os.utime(fd)
         return not is_locked(fd)
@@ -155,7 +155,7 @@ def detach() -> None:
 
 def lock(root: str) -> "int | None":
     """Return the lock's descriptor; None if another listener has it."""
-    fd = os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_NOFOLLOW)
     for _ in range(10):  # a probe that looks holds it for a moment
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

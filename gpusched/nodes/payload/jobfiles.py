@@ -73,7 +73,7 @@ def drop_surplus(files: "list[dict[str, tuple[str, float]]]") -> None:
 
 
 def _read(path: str, largest: int) -> "tuple[str, float]":
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):

@@ -61,7 +61,7 @@ class Output:
     def _open(self, path: str) -> int:
         if path not in self._files:
             try:
-                self._files[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+                self._files[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             except OSError as error:
                 print(f"srun: error: {path}: {error.strerror}", file=sys.stderr, flush=True)
                 self._files[path] = os.open(os.devnull, os.O_WRONLY)

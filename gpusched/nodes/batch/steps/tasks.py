@@ -198,7 +198,7 @@ def own_folder() -> str:
 
 def _claim(name: str) -> "int | None":
     """Return a descriptor that keeps others from claiming the same; None if another process has it."""
-    descriptor = os.open(os.path.join(own_folder(), name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(os.path.join(own_folder(), name), os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
