@@ -124,6 +124,7 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
         outcome=new_outcome(jobs, len(world.sim.held)) if walk is None else walk.outcome,
         at=at,
         asks=world.policy.model is not None or spec.sizes not in RULES,
+        in_turn=world.policy.model is not None,
         maps=is_mapped(world),
         request=request,
         rule=RULES.get(spec.sizes, RULES[INSTEAD]),

@@ -151,7 +151,7 @@ class SnapshotRun:
             if self._sizes is None:
                 raise GpuschedError(f"{self._world.policy.name}: {trouble}", "train it again")
             self._sizes.troubles[trouble] += 1
-        for action in plan.actions:
+        for action in sorted(plan.actions, key=lambda action: isinstance(action, Resize)):  # starts go first
             if isinstance(action, Preempt):
                 self._stop(log, int(action.job_id), action.for_job)
             elif isinstance(action, Start):
