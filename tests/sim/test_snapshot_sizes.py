@@ -247,10 +247,11 @@ def by_dl2() -> ReplayPolicy:
     return chosen_by("dl2", TrainedModel("dl2", arrays_of({"trained": actor}), about, "", "dl2 in turn"))
 
 
-def placed(policy: ReplayPolicy, **changes: Any) -> ReplayPolicy:
+def changed(policy: ReplayPolicy, **changes: Any) -> ReplayPolicy:
     assert policy.spec is not None
     spec = msgspec.structs.replace(policy.spec, **changes)
-    return replace(policy, spec=spec, placement=spec.place)
+    plain = policy_of_spec(msgspec.structs.replace(spec, agent=None))
+    return replace(plain, model=policy.model, spec=spec)
 
 
 def two_partitions(*nodes: NodeSpec) -> Pool:
@@ -271,7 +272,7 @@ def granted_world() -> tuple[Trace, Pool, ReplayPolicy, dict[str, Any]]:
 def mapped_world() -> tuple[Trace, Pool, ReplayPolicy, dict[str, Any]]:
     trace, mapping = shared_by_both(1), Mapping(fragment_cost=0.5, speeds={"*": {"A": 1.0, "B": 0.9}})
     pool = two_partitions(*(NodeSpec(8, 64, 1 << 16, kind) for kind in "BAAB"))
-    return trace, pool, placed(by_dl2(), place="fastest", mapping=mapping), {"elastic": some_sizes(trace, 1)}
+    return trace, pool, changed(by_dl2(), place="fastest", mapping=mapping), {"elastic": some_sizes(trace, 1)}
 
 
 def paired_world() -> tuple[Trace, Pool, ReplayPolicy, dict[str, Any]]:
@@ -295,3 +296,17 @@ def test_agents_that_choose_sizes_share_limits_of_partitions_as_the_controller_a
     kinds = np.bincount(result.events.kind, minlength=PAIRED + 1)
     assert kinds[PREEMPTED] > 5
     assert kinds[RESIZED if world is hot_world else PAIRED if world is paired_world else PREEMPTED] > 0
+
+
+@pytest.mark.parametrize(("order", "backfill"), [("fairshare", "easy"), ("sjf", "easy"), ("sjf-estimate", "skip")])
+@pytest.mark.parametrize("by_agent", [by_dl2, by_maifs])
+def test_under_agents_that_choose_sizes_jobs_start_in_the_policy_s_order_as_live(
+    by_agent: Callable[[], ReplayPolicy], order: str, backfill: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, pool = shared_by_both(1, 40), two_partitions(*[NodeSpec(8, 64, 1 << 16)] * 4)
+    policy, options = changed(by_agent(), order=order, backfill=backfill), {"elastic": some_sizes(trace, 1)}
+    result = replay(trace, pool, policy, half_life_s=5000.0, **options)
+    with by_controller(policy, tmp_path, monkeypatch) as policy:
+        assert_same(result, replay(trace, pool, policy, half_life_s=5000.0, **options))
+    by_submission = changed(by_agent(), backfill=backfill)
+    assert result.start.tolist() != replay(trace, pool, by_submission, **options).start.tolist()
