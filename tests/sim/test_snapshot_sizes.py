@@ -310,3 +310,20 @@ def test_under_agents_that_choose_sizes_jobs_start_in_the_policy_s_order_as_live
         assert_same(result, replay(trace, pool, policy, half_life_s=5000.0, **options))
     by_submission = changed(by_agent(), backfill=backfill)
     assert result.start.tolist() != replay(trace, pool, by_submission, **options).start.tolist()
+
+
+def test_a_time_limit_of_zero_or_less_is_none() -> None:
+    trace, none = mixed(2), np.arange(60) % 3 == 0
+    zero, unknown = (replace(trace, limit=np.where(none, limit, trace.limit)) for limit in (0.0, np.nan))
+    asked: dict[str, Any] = {"elastic": some_sizes(trace, 2)}
+    result = same_where_cuttable(zero, POOL, "elastic", **asked)
+    assert_same(result, replay(unknown, POOL, "elastic", restart_s=20.0, **asked))
+    assert result.end.tolist() != replay(trace, POOL, "elastic", restart_s=20.0, **asked).end.tolist()
+
+
+def test_jobs_without_known_cores_and_memory_have_none_at_any_size() -> None:
+    trace, none = mixed(1), np.arange(60) % 2 == 0
+    memory = np.where(none, 0, trace.memory_mib)
+    trace = replace(trace, cores=np.where(none, 0, np.minimum(trace.cores, 2 * trace.gpus)), memory_mib=memory)
+    few = Pool.of([NodeSpec(gpus, cores, 1 << 14, "A", "p") for gpus, cores in ((8, 14), (8, 12), (4, 9))])
+    assert same_where_cuttable(trace, few, "elastic", elastic=some_sizes(trace, 1)).restarts.sum() > 10
