@@ -25,9 +25,9 @@ from gpusched.queue.promotions import Fallback
 from gpusched.queue.store import Store
 from gpusched.sched.agent import prepared_weights
 from gpusched.sched.decide import decide
-from gpusched.sched.limits import with_bounds_after
 from gpusched.sched.slicenames import base_of
 from gpusched.sched.slices.split import split
+from gpusched.sched.turns import agents_to_ask, in_turn, partition_snapshot
 from gpusched.sched.warming import trial_of, warm_up_agent
 
 BACKOFF_S = 60.0  # pause of an agent that exceeded its budget, which it would otherwise exceed in every cycle
@@ -187,24 +187,20 @@ class Decider:
         """Return a plan for the snapshot, within the agents' time budgets.
 
         Agents decide side by side. One whose jobs have limits that partitions before it charge is asked again, within
-        what these leave: as in a replay, partitions take shared limits in turn, those without an agent first.
+        what these leave (`in_turn`).
         """
         snapshot, digests = self._compiled_only(snapshot, digests)
         snapshot = split(snapshot)  # first: it adds partitions for slices
-        policies = snapshot.policies
-        waiting = {job.spec.partition for job in snapshot.pending}
-        running = {job.spec.partition for job in snapshot.running if job.spec is not None}
-        needed_in = {n: waiting | running if s.traits.sizes else waiting for n, s in policies.items()}
-        agents = {n: s for n, s in policies.items() if s.agent is not None and n in needed_in[n]}
+        policies, agents = snapshot.policies, agents_to_ask(snapshot)
         if not agents:
             return self._log_remarks(Decision(decide(snapshot), policies))
         started = {name: self._run(name, spec, digests, snapshot) for name, spec in agents.items()}
-        plan = decide(_without_partitions(snapshot, agents))
         # A partition's queues of MIG slices have its agent, too: it is in service if it can decide about each.
         bases, deciders = set(map(base_of, agents)), dict(policies)
         found = {name: one for name, one in self._fallbacks.items() if name not in bases}
-        for name, spec in agents.items():
-            run, left = started[name], with_bounds_after(plan.actions, snapshot, name)
+
+        def decided(name: str, left: Snapshot) -> Plan:
+            spec, run = agents[name], started[name]
             if left is not snapshot and isinstance(run, AgentDecision):
                 run.answer()
                 run = self._run(name, spec, digests, left)
@@ -212,8 +208,9 @@ class Decider:
             if reason:
                 deciders[name] = spec.effective_fallback
                 found[base_of(name)] = self._fallback(base_of(name), spec, reason, snapshot.now)
-            part = answer if answer is not None else decide(partition_snapshot(left, name, deciders[name]))
-            plan = _merged(plan, part)
+            return answer if answer is not None else decide(partition_snapshot(left, name, deciders[name]))
+
+        plan = in_turn(snapshot, agents, decide, decided)
         self._record_changes(found, policies, snapshot.now)
         return self._log_remarks(Decision(plan, deciders))
 
@@ -311,32 +308,3 @@ class Decider:
             self._store.put_fallbacks(found.values())
             self._store.append(events)
         self._fallbacks = found
-
-
-def _merged(plan: Plan, part: Plan) -> Plan:
-    """Merge the plans of two partitions, except their troubles, which are recorded elsewhere."""
-    return msgspec.structs.replace(
-        plan,
-        actions=plan.actions + part.actions,
-        reasons=plan.reasons | part.reasons,
-        remarks=plan.remarks | part.remarks,
-    )
-
-
-def partition_snapshot(snapshot: Snapshot, partition: str, spec: PolicySpec) -> Snapshot:
-    """Return one partition's part of a snapshot, decided by ``spec``. Partitions share no nodes and are independent."""
-    return msgspec.structs.replace(
-        snapshot,
-        nodes=tuple(n for n in snapshot.nodes if n.partition == partition),
-        pending=tuple(j for j in snapshot.pending if j.spec.partition == partition),
-        policies={partition: spec},
-    )
-
-
-def _without_partitions(snapshot: Snapshot, partitions: Mapping[str, PolicySpec]) -> Snapshot:
-    """Return the snapshot without these partitions; jobs of unknown partitions remain."""
-    return msgspec.structs.replace(
-        snapshot,
-        pending=tuple(j for j in snapshot.pending if j.spec.partition not in partitions),
-        policies={name: spec for name, spec in snapshot.policies.items() if name not in partitions},
-    )

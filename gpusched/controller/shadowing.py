@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpusched.controller.deciding import AgentDecision, Weights, partition_snapshot, timeout_message
+from gpusched.controller.deciding import AgentDecision, Weights, timeout_message
 from gpusched.model.plan import Plan, Preempt, Start
 from gpusched.model.resources import Inventory
 from gpusched.model.snapshot import Snapshot
@@ -12,6 +12,7 @@ from gpusched.queue.promotions import Shadow, ShadowDifference
 from gpusched.queue.snapshots import job_class_estimates, recent_usage, recently_finished
 from gpusched.queue.store import Store
 from gpusched.sched.check import check
+from gpusched.sched.turns import partition_snapshot
 
 MAX_RECORDED = 50  # jobs recorded per difference
 

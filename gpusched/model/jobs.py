@@ -261,9 +261,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _amount(of: int, base_gpus: int, nodes: int, bounds: tuple[int, int] | None, room: int | None) -> int:
-    """Return cores or MiB per node, at least 1."""
+    """Return cores or MiB per node, at least 1; of none, as in traces that do not know them, 0."""
     if bounds is None:
-        return max(1, -(-of // (base_gpus * nodes)))
+        return -(-of // (base_gpus * nodes))
     least, most = -(-bounds[0] // nodes), bounds[1] // nodes
     wished = min(-(-of // (base_gpus * nodes)), most, *([room] if room is not None else []))
     return max(1, least, wished)

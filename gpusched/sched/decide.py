@@ -29,6 +29,7 @@ from gpusched.sched.state import BACKFILL, LIMIT, POLICY, STARTED, Ints, PassOut
 from gpusched.sched.tally import usage_of
 from gpusched.sched.text import would_delay
 from gpusched.sched.topology.live import costs_of
+from gpusched.sched.turns import agents_to_ask, in_turn, partition_snapshot
 
 __all__ = ["JobAnswer", "ask", "decide", "starts"]
 
@@ -37,6 +38,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     """Return what to start now, each partition by its own policy, and a reason for every job that stays pending.
 
     Then jobs that still wait for free resources, and may share GPUs, are placed beside others (`sharing.pairs`).
+    Partitions with agents decide after the others, one by one (`in_turn`).
 
     The same snapshot (and models: partition -> an agent's weights) always gives the same plan. Where an agent has no
     model, or it returns NaN, its policy's fallback decides, and the plan says so. A job's nodes are distinct
@@ -53,6 +55,10 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     a broken node does not stop a partition.
     """
     snapshot = split(snapshot)
+    if len(snapshot.policies) > 1 and (agents := agents_to_ask(snapshot)):
+        return in_turn(
+            snapshot, agents, decide, lambda name, left: decide(partition_snapshot(left, name, agents[name]), models)
+        )
     world = node_arrays_of(snapshot)
     sized = sizes_of(snapshot, world, models)
     snapshot, resizes, troubles = sized.snapshot, sized.resizes, sized.troubles

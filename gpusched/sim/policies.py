@@ -111,6 +111,11 @@ class ReplayPolicy:
         return self.spec is not None and self.spec.sizes != "base"
 
     @property
+    def sizes_in_order(self) -> bool:
+        """Whether it chooses sizes and starts jobs in an order of its own, as agents' files may say."""
+        return self.chooses_sizes and self.order != "fifo"
+
+    @property
     def places(self) -> bool:
         """Whether an agent chooses nodes by placement costs, without which it cannot be replayed."""
         return self.by_agent and self.spec is not None and self.spec.traits.places

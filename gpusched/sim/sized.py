@@ -16,6 +16,7 @@ import numpy as np
 
 from gpusched.compiled import bound, in_python
 from gpusched.errors import UsageError
+from gpusched.estimation.last_two import time_limits
 from gpusched.model.jobs import JobSpec
 from gpusched.sched.agent import prepared_weights
 from gpusched.sched.sizing.live import INSTEAD, ask_agent, ask_component, component_error, decide_sizes
@@ -124,6 +125,7 @@ def with_sizes(world: SimWorld) -> tuple[SimWorld, Sizer]:
         outcome=new_outcome(jobs, len(world.sim.held)) if walk is None else walk.outcome,
         at=at,
         asks=world.policy.model is not None or spec.sizes not in RULES,
+        in_turn=world.policy.model is not None,
         maps=is_mapped(world),
         request=request,
         rule=RULES.get(spec.sizes, RULES[INSTEAD]),
@@ -196,7 +198,7 @@ def _jobs(
         base=gpus,
         cores=parts * of["cores"] / at_least_one,
         memory=parts * of["memory"] / at_least_one,
-        limit=np.where(np.isfinite(world.trace.limit), world.trace.limit, np.inf),
+        limit=time_limits(world.trace),
         reports=True if progress is None else np.isfinite(progress.steps),
         cooldown_s=0.0 if progress is None else progress.cooldown_s,
         rank_gpus=np.where(hot, of["gpus"], 0),

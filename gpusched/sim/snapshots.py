@@ -2,7 +2,8 @@
 
 A GPU is cut as live: what to cut is planned (`sched.slices.plan`) after the starts of a decision, a cut takes `CUT_S`,
 and meanwhile the GPU cannot be had. Trained policies that cannot decide about slices are replayed so, too: with their
-fallback for the slices, as live. Slower than the compiled runs by a factor of a hundred or more.
+fallback for the slices, as live; and those that choose sizes and start jobs in another order than first come, first
+served. Slower than the compiled runs by a factor of a hundred or more.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from gpusched.sim.engine.sized import Sizer
 from gpusched.sim.engine.state import DECIDE, DECISIONS, DONE, ENDED, RUNNING, EventLog, Passes, Sim
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.knowledge import keys_of
+from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import node_lists
 from gpusched.sim.result import PREEMPTED
 from gpusched.sim.sized import notes_of
@@ -151,7 +153,7 @@ class SnapshotRun:
             if self._sizes is None:
                 raise GpuschedError(f"{self._world.policy.name}: {trouble}", "train it again")
             self._sizes.troubles[trouble] += 1
-        for action in plan.actions:
+        for action in sorted(plan.actions, key=lambda action: isinstance(action, Resize)):  # starts go first
             if isinstance(action, Preempt):
                 self._stop(log, int(action.job_id), action.for_job)
             elif isinstance(action, Start):
@@ -411,8 +413,8 @@ def beliefs_of(world: SimWorld) -> dict[str, JobClassEstimate]:
     if network is not None and network.learned is not None:
         return of_sharing | dict(network.learned.table.beliefs)
     if network is not None and (policy.places or world.rule == "contention"):
-        problem = f"{policy.name}: where GPUs are cut on demand placement goes by costs learned of jobs, as live"
-        raise UsageError(problem, "replay own jobs, or give nodes fixed slices")
+        problem = f"{policy.name}: this replay decides as live, where placement goes by costs learned of jobs"
+        raise UsageError(problem, f"replay own jobs, or with {_otherwise(policy)}")
     return of_sharing | (dict(world.options.learned) if world.rule in MAPPING_PLACES else {})
 
 
@@ -430,13 +432,18 @@ def policy_of(world: SimWorld) -> PolicySpec:
         return replace(policy.spec, place=place)
     for group, name in (("orders", policy.order), ("placements", place)):
         if name not in components(group):
-            problem = f"{policy.name}: {name} does not exist live; GPUs are cut on demand for live policies only"
-            raise UsageError(problem, f"one of {', '.join(components(group))}, or fixed slices")
+            problem = f"{policy.name}: {name} does not exist live, and this replay decides as live"
+            raise UsageError(problem, f"one of {', '.join(components(group))}, or {_otherwise(policy)}")
     spec = policy.spec or PolicySpec(name=policy.name)
     return replace(
         spec, order=policy.order, ties=policy.ties, place=place, backfill=policy.backfill,
         sizes="base" if world.options.elastic is None else spec.sizes,
     )  # fmt: skip
+
+
+def _otherwise(policy: ReplayPolicy) -> str:
+    """Return with what a replay of the policy would not be decided from snapshots."""
+    return "order: fifo" if policy.sizes_in_order else "fixed slices"
 
 
 def _limit_s(world: SimWorld, job: int) -> float:

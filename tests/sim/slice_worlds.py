@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +14,17 @@ from msgspec.structs import replace as changed
 
 from gpusched.agents.gist.networks import heuristic
 from gpusched.agents.rltune.preempting import NO_ODDS, RankingRule, model_of, policy_of
-from gpusched.config.weights import TrainedModel
+from gpusched.config.weights import TrainedModel, save_model
+from gpusched.controller.deciding import Decider
+from gpusched.model.plan import Plan
 from gpusched.model.policy import PreemptionSettings
 from gpusched.model.slices import slice_index
 from gpusched.model.slicetables import PUBLISHED
-from gpusched.model.snapshot import SliceView
+from gpusched.model.snapshot import SliceView, Snapshot
+from gpusched.queue.store import Store
+from gpusched.sched.check import check
 from gpusched.sched.slices.tree import arranged
+from gpusched.sim import snapshots
 from gpusched.sim.engine import build
 from gpusched.sim.policies import ReplayPolicy
 from gpusched.sim.pool import NodeSpec, Pool
@@ -107,3 +115,25 @@ def by_live_decisions(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **option
     with monkeypatch.context() as patch:
         patch.setattr(build, "needs_snapshots", lambda unsplit, *_: unsplit is not None)
         return replay(*arguments, **options)
+
+
+@contextmanager
+def by_controller(policy: ReplayPolicy, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplayPolicy]:
+    """The policy, whose replays from snapshots the controller decides; none of its plans may exceed a limit."""
+    model, decided = policy.model, list[tuple[Snapshot, Plan]]()
+    assert model is not None
+    assert policy.spec is not None
+    (folder / "weights").mkdir()
+    about = model.about | {"knows": model.knows}
+    save_model(folder / "weights/default.safetensors", model.agent, model.arrays, about)
+    with closing(Store.create_or_open(folder)) as store:
+        decider = Decider(store)
+
+        def decide(snapshot: Snapshot, models: Any) -> Plan:
+            decided.append((snapshot, decider.decide(snapshot, {}).plan))
+            return decided[-1][1]
+
+        monkeypatch.setattr(snapshots, "decide", decide)
+        yield replace(policy, spec=changed(policy.spec, folder=str(folder / "weights"), budget_s=600.0))
+        assert store.fallbacks() == {}
+    assert not any(check(plan, snapshot)[1] for snapshot, plan in decided)

@@ -169,7 +169,7 @@ def test_where_gpus_are_cut_links_slow_jobs_down_and_costs_are_those_learned(pla
     assert "a GPU was cut" in result.notes[-1]
     public, _ = network_for(RACKS, trace, ON_DEMAND)
     if place == "contention":
-        with pytest.raises(UsageError, match="c: where GPUs are cut on demand placement goes by costs learned of jobs"):
+        with pytest.raises(UsageError, match="c: this replay decides as live, where placement goes by costs learned"):
             replay(trace, ON_DEMAND, policy, network=public)
     else:
         assert replay(trace, ON_DEMAND, policy, network=public).ran.sum() > 25

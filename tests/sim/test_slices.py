@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from gpusched.agents.gist.networks import heuristic
 from gpusched.agents.rltune.preempting import RankingRule
 from gpusched.agents.topology.network import SHAPES
 from gpusched.agents.topology.replay import agents_spec, placed_by
-from gpusched.config.weights import TrainedModel, save_model
-from gpusched.controller.deciding import Decider
+from gpusched.config.weights import TrainedModel
 from gpusched.errors import UsageError
 from gpusched.model.interference import JobClassEstimate, JobShape, SpeedSamples
 from gpusched.model.limits import Limits, Quotas
@@ -29,7 +27,6 @@ from gpusched.model.slices import Cut, gpu_of, is_slice
 from gpusched.model.slicetables import PUBLISHED, gpus_counted, published
 from gpusched.model.snapshot import Snapshot
 from gpusched.model.topology import Topology
-from gpusched.queue.store import Store
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.slices.plan import CUT_S
@@ -54,6 +51,7 @@ from tests.sim.slice_worlds import (
     LAS,
     NODE,
     RACKS,
+    by_controller,
     by_live_decisions,
     drawn,
     preempting,
@@ -64,8 +62,6 @@ from tests.sim.worlds import trace_of
 
 POOL = Pool.of([NODE._replace(name=f"n{i}") for i in range(3)])
 ON_DEMAND = Pool.of([NodeSpec(3, name=f"n{i}", cuttable=tuple((gpu, A100) for gpu in range(3))) for i in range(2)])
-
-
 
 
 def with_priorities(trace: Trace) -> Trace:
@@ -243,32 +239,6 @@ def test_an_agent_that_can_decides_about_queues_of_slices_as_live(
 
 
 BY_SHARE = model(arrays_of(rule({"estimate": -1.0, "user_share": -99.0})), "by share")
-
-
-
-
-
-
-@contextmanager
-def by_controller(policy: ReplayPolicy, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplayPolicy]:
-    """The policy, whose replays from snapshots the controller decides; none of its plans may exceed a limit."""
-    model, decided = policy.model, list[tuple[Snapshot, Plan]]()
-    assert model is not None
-    assert policy.spec is not None
-    (folder / "weights").mkdir()
-    about = model.about | {"knows": model.knows}
-    save_model(folder / "weights/default.safetensors", model.agent, model.arrays, about)
-    with closing(Store.create_or_open(folder)) as store:
-        decider = Decider(store)
-
-        def decide(snapshot: Snapshot, models: Any) -> Plan:
-            decided.append((snapshot, decider.decide(snapshot, {}).plan))
-            return decided[-1][1]
-
-        monkeypatch.setattr(snapshots, "decide", decide)
-        yield replace(policy, spec=changed(policy.spec, folder=str(folder / "weights"), budget_s=600.0))
-        assert store.fallbacks() == {}
-    assert not any(check(plan, snapshot)[1] for snapshot, plan in decided)
 
 
 def ordering(spec: PolicySpec, model: TrainedModel) -> ReplayPolicy:

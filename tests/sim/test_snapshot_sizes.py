@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,12 +13,14 @@ import pytest
 
 from gpusched.agents.base import REGISTRY, AgentParts
 from gpusched.agents.common.vector import to_arrays, vector_size
+from gpusched.agents.dl2.decide import STEP_FEATURES, Actor, zero_actor
+from gpusched.agents.dl2.weights import arrays_of
 from gpusched.agents.maifs.network import SHAPES as MAIFS_WEIGHTS
 from gpusched.agents.maifs.network import untrained
 from gpusched.config.weights import TrainedModel
 from gpusched.model.limits import Limits, Quotas
 from gpusched.model.plan import Plan, Resize, Start
-from gpusched.model.policy import AGENTS, AgentTraits
+from gpusched.model.policy import AGENTS, AgentTraits, Mapping
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
@@ -27,9 +31,13 @@ from gpusched.sim.network import learned_network
 from gpusched.sim.policies import ReplayPolicy, policy_of_spec
 from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import replay
-from gpusched.sim.result import RESIZED, ReplayResult
+from gpusched.sim.result import PAIRED, PREEMPTED, RESIZED, ReplayResult
+from gpusched.sim.slicing import node_views
+from gpusched.study.own import beliefs_for
 from gpusched.study.timeline import parts_of
 from gpusched.traces.trace import Trace
+from tests.sched.sharing import BELIEFS
+from tests.sim.reference_pairs import pool_of, sharing_jobs, sharing_nodes
 from tests.sim.sized_worlds import (
     AWAY,
     FAILING,
@@ -44,7 +52,19 @@ from tests.sim.sized_worlds import (
     with_ranges,
     with_ranks,
 )
-from tests.sim.slice_worlds import A100, KNOWN, NODE, RACKS, WIDE, by_live_decisions, drawn, named_jobs, shares
+from tests.sim.slice_worlds import (
+    A100,
+    KNOWN,
+    NODE,
+    RACKS,
+    WIDE,
+    by_controller,
+    by_live_decisions,
+    drawn,
+    named_jobs,
+    shares,
+)
+from tests.sim.test_pairs import few_sizes
 
 pytestmark = pytest.mark.interpreted
 
@@ -207,3 +227,105 @@ def test_jobs_are_resized_while_gpus_are_cut_and_no_work_is_lost(
     )
     work = (trace.duration * trace.gpus)[whole].sum() + 20.0 * runs.gpus[again].sum()
     assert held == pytest.approx(work, rel=1e-9)
+
+
+def shared_by_both(seed: int, jobs: int = 30) -> Trace:
+    """Jobs of two users in two partitions."""
+    rng, trace = np.random.default_rng(seed), of_two_users(mixed(seed, jobs))
+    group = rng.integers(0, 2, jobs)
+    return replace(trace, gpus=np.minimum(trace.gpus, 8), user=rng.integers(0, 2, jobs), group=group, groups=("p", "q"))
+
+
+def by_maifs() -> ReplayPolicy:
+    numbers = untrained(1) + np.random.default_rng(1).normal(0, 0.3, vector_size(MAIFS_WEIGHTS))
+    return chosen_by("maifs", TrainedModel("maifs", to_arrays(numbers, MAIFS_WEIGHTS), {}, "", "maifs in turn"))
+
+
+def by_dl2() -> ReplayPolicy:
+    rng = np.random.default_rng(1)
+    actor = Actor(*(rng.normal(0, 0.3, part.shape).astype(np.float32) for part in zero_actor(8)))
+    actor.linear[STEP_FEATURES.index("done")] = -5.0  # GPUs are used
+    about = {"slot_s": "120"}
+    return chosen_by("dl2", TrainedModel("dl2", arrays_of({"trained": actor}), about, "", "dl2 in turn"))
+
+
+def changed(policy: ReplayPolicy, **changes: Any) -> ReplayPolicy:
+    assert policy.spec is not None
+    spec = msgspec.structs.replace(policy.spec, **changes)
+    plain = policy_of_spec(msgspec.structs.replace(spec, agent=None))
+    return replace(plain, model=policy.model, spec=spec)
+
+
+def two_partitions(*nodes: NodeSpec) -> Pool:
+    return Pool.of([node._replace(partition="qp"[i % 2]) for i, node in enumerate(nodes)])
+
+
+def hot_world() -> tuple[Trace, Pool, ReplayPolicy, dict[str, Any]]:
+    trace = with_ranks(shared_by_both(1), 1, (1, 2, 4))
+    return trace, two_partitions(*[NodeSpec(4, 32, 1 << 15)] * 8), by_maifs(), {"failures": FAILING}
+
+
+def granted_world() -> tuple[Trace, Pool, ReplayPolicy, dict[str, Any]]:
+    trace, cores = shared_by_both(0), (40, 24, 20, 30)
+    pool = two_partitions(*(NodeSpec(8, some, 1 << 15) for some in cores))
+    return trace, pool, by_maifs(), {"elastic": with_ranges(trace, 0)}
+
+
+def mapped_world() -> tuple[Trace, Pool, ReplayPolicy, dict[str, Any]]:
+    trace, mapping = shared_by_both(1), Mapping(fragment_cost=0.5, speeds={"*": {"A": 1.0, "B": 0.9}})
+    pool = two_partitions(*(NodeSpec(8, 64, 1 << 16, kind) for kind in "BAAB"))
+    return trace, pool, changed(by_dl2(), place="fastest", mapping=mapping), {"elastic": some_sizes(trace, 1)}
+
+
+def paired_world() -> tuple[Trace, Pool, ReplayPolicy, dict[str, Any]]:
+    pool = pool_of("ppqq")
+    trace = sharing_jobs(2, pool, 60)
+    believed = beliefs_for(trace, sharing_nodes(node_views(pool)), BELIEFS)
+    return trace, pool, by_maifs(), {"elastic": few_sizes(trace, 2), "believed": believed}
+
+
+@pytest.mark.parametrize("limits", [Limits(gpus=9), Limits(jobs=5), Limits(gpu_hours=6.0)])
+@pytest.mark.parametrize("world", [hot_world, granted_world, mapped_world, paired_world])
+def test_agents_that_choose_sizes_share_limits_of_partitions_as_the_controller_asks_them(
+    world: Callable[[], Any], limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each partition's jobs start, share GPUs and grow within what those before it leave, before the next is asked."""
+    trace, pool, policy, options = world()
+    options["quotas"] = QuotaSet(Quotas(each=limits))
+    result = same_where_cuttable(trace, pool, policy, **options)
+    with by_controller(policy, tmp_path, monkeypatch) as policy:
+        same_where_cuttable(trace, pool, policy, **options)
+    kinds = np.bincount(result.events.kind, minlength=PAIRED + 1)
+    assert kinds[PREEMPTED] > 5
+    assert kinds[RESIZED if world is hot_world else PAIRED if world is paired_world else PREEMPTED] > 0
+
+
+@pytest.mark.parametrize(("order", "backfill"), [("fairshare", "easy"), ("sjf", "easy"), ("sjf-estimate", "skip")])
+@pytest.mark.parametrize("by_agent", [by_dl2, by_maifs])
+def test_under_agents_that_choose_sizes_jobs_start_in_the_policy_s_order_as_live(
+    by_agent: Callable[[], ReplayPolicy], order: str, backfill: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, pool = shared_by_both(1, 40), two_partitions(*[NodeSpec(8, 64, 1 << 16)] * 4)
+    policy, options = changed(by_agent(), order=order, backfill=backfill), {"elastic": some_sizes(trace, 1)}
+    result = replay(trace, pool, policy, half_life_s=5000.0, **options)
+    with by_controller(policy, tmp_path, monkeypatch) as policy:
+        assert_same(result, replay(trace, pool, policy, half_life_s=5000.0, **options))
+    by_submission = changed(by_agent(), backfill=backfill)
+    assert result.start.tolist() != replay(trace, pool, by_submission, **options).start.tolist()
+
+
+def test_a_time_limit_of_zero_or_less_is_none() -> None:
+    trace, none = mixed(2), np.arange(60) % 3 == 0
+    zero, unknown = (replace(trace, limit=np.where(none, limit, trace.limit)) for limit in (0.0, np.nan))
+    asked: dict[str, Any] = {"elastic": some_sizes(trace, 2)}
+    result = same_where_cuttable(zero, POOL, "elastic", **asked)
+    assert_same(result, replay(unknown, POOL, "elastic", restart_s=20.0, **asked))
+    assert result.end.tolist() != replay(trace, POOL, "elastic", restart_s=20.0, **asked).end.tolist()
+
+
+def test_jobs_without_known_cores_and_memory_have_none_at_any_size() -> None:
+    trace, none = mixed(1), np.arange(60) % 2 == 0
+    memory = np.where(none, 0, trace.memory_mib)
+    trace = replace(trace, cores=np.where(none, 0, np.minimum(trace.cores, 2 * trace.gpus)), memory_mib=memory)
+    few = Pool.of([NodeSpec(gpus, cores, 1 << 14, "A", "p") for gpus, cores in ((8, 14), (8, 12), (4, 9))])
+    assert same_where_cuttable(trace, few, "elastic", elastic=some_sizes(trace, 1)).restarts.sum() > 10

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gpusched.controller.deciding import partition_snapshot
 from gpusched.controller.slurm.advised import ORDERED, advised_jobs, without_advice
 from gpusched.controller.slurm.cycle import SlurmDecision
 from gpusched.model.ids import slurm_id
@@ -20,6 +19,7 @@ from gpusched.model.plan import Start
 from gpusched.model.slurm import SlurmJob, SlurmMode
 from gpusched.queue.store import Store
 from gpusched.sched.alone import in_order
+from gpusched.sched.turns import partition_snapshot
 from gpusched.slurm import lease
 from gpusched.slurm.commands import Slurm
 

@@ -194,7 +194,8 @@ class SimWorld(NamedTuple):
     Attributes:
         rule: The placement's name. never: How many jobs can never run. generic: Whether the fast runs cannot be used.
         restart_s: ``float64[jobs]``: what a restart costs. shared: How GPUs are shared.
-        unsplit: The trace and pool as given, where they have MIG slices: ``trace`` and ``pool`` are split (`slicing`).
+        unsplit: The trace and pool as given, where they have MIG slices: ``trace`` and ``pool`` are split (`slicing`);
+            and where decisions are from snapshots.
     """
 
     trace: Trace
@@ -234,6 +235,8 @@ def world_of(trace: Trace, pool: Pool, policy: ReplayPolicy, options: ReplayOpti
         UsageError: A placement or node that does not exist.
     """
     trace, pool, options, unsplit = split_replay(trace, pool, options)
+    if unsplit is None and policy.sizes_in_order:
+        unsplit = Unsplit(trace, pool, np.arange(len(pool)))
     rule = (policy.placement or "best-fit") if options.placement is None else options.placement
     if rule not in PLACEMENTS and rule not in components("placements"):
         known = dict.fromkeys((*PLACEMENTS, *components("placements")))
@@ -347,11 +350,14 @@ def _racks_only(topology: Topology, trace: Trace, names: Sequence[str]) -> Place
 
 
 def needs_snapshots(unsplit: Unsplit | None, options: ReplayOptions, policy: ReplayPolicy) -> bool:
-    """Return whether a replay with slices is decided from snapshots: GPUs are cut, or an agent cannot decide there."""
+    """Return whether a replay is decided from snapshots.
+
+    GPUs are cut on demand, an agent cannot decide about slices, or a policy that chooses sizes has its own order.
+    """
     if unsplit is None or (policy.places and options.network is None):  # which is refused
         return False
     by_other = policy.by_agent and policy.spec is not None and not (policy.spec.traits.slices or policy.places)
-    return bool(unsplit.pool.cuttable) or by_other
+    return bool(unsplit.pool.cuttable) or by_other or policy.sizes_in_order
 
 
 def _weights(unsplit: Unsplit | None, pool: Pool, demand: Demand, share: Share) -> Ints | int:

@@ -251,14 +251,14 @@ def exceeds_at(ledger: SimLedger | None, job: int, gpus: int, held: int, left_s:
 
 
 @jit
-def charge_at(ledger: SimLedger | None, job: int, gpus: int, held: int, left_s: float) -> None:
-    """Charge limits for what `exceeds_at` checks."""
+def charge_at(ledger: SimLedger | None, job: int, gpus: int, held: int, left_s: float, sign: int) -> None:
+    """Charge limits for what `exceeds_at` checks (``sign`` 1), or release it (-1)."""
     if ledger is None or 0 < held >= gpus:
         return
     at = ledger.account[job, 0]
     while at >= 0:
         link = ledger.links[at]
-        ledger.room[link["bound"]] -= _cost_at(ledger, link["unit"], job, gpus, held, left_s)
+        ledger.room[link["bound"]] -= sign * _cost_at(ledger, link["unit"], job, gpus, held, left_s)
         at = link["next"]
 
 

@@ -97,12 +97,13 @@ class Sizer(NamedTuple):
         space: Work space of all partitions. first: ``int64[partitions + 1]``: where that of each begins.
         at: ``int64[AT]``: the state of the run, see above.
         outcome: Which jobs start.
-        asks: Whether an agent chooses. maps: Whether a mapping places jobs.
+        asks: Whether an agent or another package's component chooses. in_turn: Whether an agent does: then, as live, a
+            partition's jobs start and grow before the next one's sizes are chosen. maps: Whether a mapping places jobs.
         request: ``int64[jobs]``: row of the request that is a job's own, with the cores and MiB that it is granted
             when it starts; empty: these go with the GPUs.
         rule, place, backfill: Codes. min_run_s, gain: see `Resizing`.
         restart_s: ``float64[jobs]``: what a restart costs.
-        ledger: What is left of limits while sizes and stops are planned.
+        ledger: What is left of limits while sizes are planned.
         walk: Its passes by placement costs; of its queue only the layouts count. None: places cost nothing.
     """
 
@@ -118,6 +119,7 @@ class Sizer(NamedTuple):
     outcome: PassOutcome
     at: Ints
     asks: bool
+    in_turn: bool
     maps: bool
     request: Ints
     rule: int
@@ -152,10 +154,11 @@ def run_sized(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
             if at[STAGE] == APPLIED:
                 begin_round(sizer.walk, sim, passes)
                 at[STAGE], at[PARTITION], at[PARTS] = NEW, 0, 0
-            elif at[STAGE] == NEW:  # limits may cover partitions: all sizes are chosen before any job starts, as live
+            elif at[STAGE] == NEW and not sizer.in_turn:  # limits may cover partitions: sizes first, then all starts
                 at[STAGE], at[PARTITION] = QUEUES, 0
             else:
-                _pair_up(sim.pairs, sim, log, passes, sizer)
+                if not sizer.in_turn:
+                    _complete(sim, log, passes, sizer, 0, sim.dirty.size)
                 at[STOPS] = _resize(sim, log, passes, sizer)
                 at[STAGE] = APPLIED
             continue
@@ -174,14 +177,16 @@ def run_sized(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
             at[STAGE] = SETTLED
             if sizer.request.size > 0 and sizer.size[0] > 0:
                 return GRANT
-        if at[STAGE] == QUEUES:
+        if at[STAGE] == QUEUES or (at[STAGE] == SETTLED and sizer.in_turn):
             at[STAGE] = PLACED
             if not place_queue(sim, passes, sizer, own):
                 return MAP
         if at[STAGE] == PLACED and sizer.size[0] > 0:
             start_granted(sim, log, sizer.outcome, sizer.restart_s)
             _note_starts(sim, sizer)
-        at[STAGE] = NEW if at[STAGE] == SETTLED else QUEUES
+        if sizer.in_turn:
+            _complete(sim, log, passes, sizer, at[PARTITION], at[PARTITION] + 1)
+        at[STAGE] = NEW if at[STAGE] == SETTLED or sizer.in_turn else QUEUES
         at[PARTITION] += 1
 
 
@@ -210,27 +215,56 @@ def ask(sim: Sim, passes: Passes, sizer: Sizer, own: SizingSpace, partition: int
 
 
 @jit
+def _complete(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer, first: int, last: int) -> None:
+    """After the starts in these partitions, start jobs beside others; then keep the growth that limits and nodes allow.
+
+    Limits are charged for it until `_resize`.
+    """
+    _pair_up(sim.pairs, sim, log, passes, sizer, first, last)
+    free = trial_copy(passes.scratch, sim.resources)  # no rank joins on what is released at this decision
+    for partition in range(first, last):
+        own = space_of(sizer.space, sizer.first, partition)
+        scene = _scene_now(own)
+        for j in range(own.claims.number[COUNT]):
+            claim = own.claims.jobs[j]
+            job, left_s = _change_of(sim, sizer, scene, claim)
+            if job < 0:
+                continue
+            if exceeds_at(sim.ledger, job, claim["wished"], claim["held"], left_s) or not _join(
+                sim, passes, sizer, scene, own.claims, j, free
+            ):
+                claim["wished"] = claim["held"]
+                continue
+            charge_at(sim.ledger, job, claim["wished"], claim["held"], left_s, 1)
+
+
+@jit
+def _change_of(sim: Sim, sizer: Sizer, scene: Scene, claim: Record) -> tuple[int, float]:
+    """Return a running job that is to change size, and what is left of its limit; -1: it is none."""
+    if claim["held"] == 0 or claim["wished"] == claim["held"]:
+        return -1, 0.0
+    job = scene.rows[claim["row"]]["job"]
+    return job, left_of_limit(sim, sizer, job)
+
+
+@jit
 def _resize(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> int:
     """Stop the jobs that change size, and change the ranks of hot ones; return the number of both."""
     stops = 0
-    reset_plan(sizer.ledger, sim.ledger)
-    free = trial_copy(passes.scratch, sim.resources)  # no rank joins on what is released at this decision
     for partition in range(sim.dirty.size):
         own = space_of(sizer.space, sizer.first, partition)
         scene = _scene_now(own)
         for j in range(own.claims.number[COUNT]):
             claim = own.claims.jobs[j]
-            if claim["held"] > 0 and claim["wished"] != claim["held"]:
-                job = scene.rows[claim["row"]]["job"]
-                left_s = left_of_limit(sim, sizer, job)
-                if exceeds_at(sizer.ledger, job, claim["wished"], claim["held"], left_s):
-                    continue
-                if sizer.jobs[job]["rank_gpus"] == 0:
-                    _stop(sim, log, passes, sizer, job, claim["wished"])
-                elif not _change_ranks(sim, log, passes, sizer, scene, own.claims, j, free):
-                    continue
-                charge_at(sizer.ledger, job, claim["wished"], claim["held"], left_s)
-                stops += 1
+            job, left_s = _change_of(sim, sizer, scene, claim)
+            if job < 0:
+                continue
+            charge_at(sim.ledger, job, claim["wished"], claim["held"], left_s, -1)  # what it takes is charged below
+            if sizer.jobs[job]["rank_gpus"] == 0:
+                _stop(sim, log, passes, sizer, job, claim["wished"])
+            else:
+                _change_ranks(sim, log, passes, sizer, job, claim["wished"])
+            stops += 1
     return stops
 
 
@@ -246,11 +280,13 @@ def _note_starts(sim: Sim, sizer: Sizer) -> None:
 
 @inlined
 @jit
-def _pair_up(pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, sizer: Sizer) -> None:
+def _pair_up(
+    pairs: Paired | None, sim: Sim, log: EventLog, passes: Passes, sizer: Sizer, first: int, last: int
+) -> None:  # fmt: skip
     """Start jobs that the passes left waiting beside others, before any is stopped."""
     if pairs is None:
         return
-    for partition in range(sim.dirty.size):
+    for partition in range(first, last):
         own = space_of(sizer.space, sizer.first, partition)
         sizer.outcome.total[:] = 0
         pair_up(pairs, sim, log, passes, sizer.outcome, own.queue[: own.used[QUEUED]], sizer.restart_s)
@@ -373,7 +409,7 @@ def _fill_scene(
             if exceeds_at(sizer.ledger, job, sizes[own["menu"], 0], 0, 0.0):
                 rows[count]["menu"] = sizes.shape[0] - 1
             else:
-                charge_at(sizer.ledger, job, sizes[own["menu"], 0], 0, 0.0)
+                charge_at(sizer.ledger, job, sizes[own["menu"], 0], 0, 0.0, 1)
                 _set_unusable(sim.ledger, sim, sizer, job, 0)
             rows[count]["resume"], rows[count]["left_s"] = own["resume"], own["limit"]
             rows[count]["work"] = state[job]["left"]
@@ -469,32 +505,38 @@ def index_of_size(sizer: Sizer, job: int, gpus: int) -> int:
 
 
 @jit
-def _change_ranks(
-    sim: Sim, log: EventLog, passes: Passes, sizer: Sizer, scene: Scene, claims: Claims, j: int, free: Resources
+def _join(
+    sim: Sim, passes: Passes, sizer: Sizer, scene: Scene, claims: Claims, j: int, free: Resources
 ) -> bool:  # fmt: skip
-    """Let ranks of a hot job join on what is ``free``, or leave; return whether those that are to join find nodes."""
+    """Take ``free`` nodes for the ranks that are to join a job, behind its own; return whether there are enough."""
     claim = claims.jobs[j]
-    row, gpus = scene.rows[claim["row"]], claim["wished"]
-    job, joins = row["job"], np.empty(0, np.int64)
-    if gpus > claim["held"]:
-        joins = joining(scene, claims, j, passes.requests, passes.jobs.masks, free, passes.scratch)
-        if joins.size == 0:
-            return False
+    row = scene.rows[claim["row"]]
+    if row["rank_gpus"] == 0 or claim["wished"] < claim["held"]:
+        return True
+    joins = joining(scene, claims, j, passes.requests, passes.jobs.masks, free, passes.scratch)
+    begin = sim.jobs[row["job"]]["offset"] + claim["held"] // row["rank_gpus"]
     for at in range(joins.size):
         take(free, request_of(passes.requests, row["rank_shape"]), joins[at])
+        sim.held[begin + at] = joins[at]
+    return bool(joins.size > 0)
+
+
+@jit
+def _change_ranks(sim: Sim, log: EventLog, passes: Passes, sizer: Sizer, job: int, gpus: int) -> None:
+    """Let ranks of a hot job join on the nodes behind its own (`_join`), or leave."""
     own, k, until = sizer.jobs[job], index_of_size(sizer, job, gpus), sim.state[job]["until"]
     drop_ended(passes.releases, until, job)
-    shape = sizer.space.scene.menus.shape[own["menu"], k]
+    shape, offset = sizer.space.scene.menus.shape[own["menu"], k], sim.jobs[job]["offset"]
     passes.jobs.shape[job] = shape
+    request, parts = shape_request(sim.shapes, shape), sim.shapes[sim.jobs[job]["shape"]]["parts"]
+    joins = sim.held[offset + parts : offset + max(parts, request.parts)].copy()
     left_s = left_of_limit(sim, sizer, job)
     change_ranks(
         sim, log, job, shape, sizer.rows[own["kind"], k], sizer.own[job, k], joins, left_s, own["cost_s"]
     )  # fmt: skip
-    request = shape_request(sim.shapes, shape)
     for part in range(request.parts):
-        add(passes.releases, until, sim.held[sim.jobs[job]["offset"] + part], request, job)
+        add(passes.releases, until, sim.held[offset + part], request, job)
     _note_change(sim, sizer, job)
-    return True
 
 
 @jit

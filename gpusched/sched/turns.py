@@ -1,0 +1,66 @@
+"""Agents of several partitions decide in turn: each within what those before it take of limits; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from gpusched.model.plan import Plan
+from gpusched.model.policy import PolicySpec
+from gpusched.model.snapshot import Snapshot
+from gpusched.sched.limits import with_bounds_after
+
+
+def agents_to_ask(snapshot: Snapshot) -> dict[str, PolicySpec]:
+    """Return partition -> policy where an agent decides and there is something to decide."""
+    waiting = {job.spec.partition for job in snapshot.pending}
+    running = {job.spec.partition for job in snapshot.running if job.spec is not None}
+    agents = {name: policy for name, policy in snapshot.policies.items() if policy.agent is not None}
+    return {n: policy for n, policy in agents.items() if n in waiting or (policy.traits.sizes and n in running)}
+
+
+def in_turn(
+    snapshot: Snapshot,
+    agents: Mapping[str, PolicySpec],
+    staged: Callable[[Snapshot], Plan],
+    decided: Callable[[str, Snapshot], Plan],
+) -> Plan:
+    """Return the plan of all partitions: those without an agent first, by ``staged``, then the agents' one by one.
+
+    ``decided`` decides for a partition by a snapshot whose bounds are what the partitions before leave; the given one
+    itself if they take nothing of what its jobs count for.
+    """
+    plan = staged(_without_partitions(snapshot, agents))
+    for name in agents:
+        plan = _merged(plan, decided(name, with_bounds_after(plan.actions, snapshot, name)))
+    return plan
+
+
+def partition_snapshot(snapshot: Snapshot, partition: str, spec: PolicySpec) -> Snapshot:
+    """Return one partition's part of a snapshot, decided by ``spec``. Partitions share no nodes, but limits."""
+    return replace(
+        snapshot,
+        nodes=tuple(n for n in snapshot.nodes if n.partition == partition),
+        pending=tuple(j for j in snapshot.pending if j.spec.partition == partition),
+        policies={partition: spec},
+    )
+
+
+def _merged(plan: Plan, part: Plan) -> Plan:
+    return Plan(
+        actions=plan.actions + part.actions,
+        reasons=plan.reasons | part.reasons,
+        troubles=plan.troubles | part.troubles,
+        remarks=plan.remarks | part.remarks,
+        waits=plan.waits | part.waits,
+    )
+
+
+def _without_partitions(snapshot: Snapshot, partitions: Mapping[str, PolicySpec]) -> Snapshot:
+    """Return the snapshot without these partitions; jobs of unknown partitions remain."""
+    return replace(
+        snapshot,
+        pending=tuple(j for j in snapshot.pending if j.spec.partition not in partitions),
+        policies={name: spec for name, spec in snapshot.policies.items() if name not in partitions},
+    )
