@@ -24,6 +24,7 @@ from gpusched.queue.lease import (
     adopt,
     announce_standby,
     claim,
+    decoded_lease,
     next_term,
     read_lease,
 )
@@ -59,6 +60,13 @@ def test_terms_only_grow_also_where_lease_or_store_was_lost(
     before: ControllerLease | None, stored: int, term: int
 ) -> None:
     assert next_term(before, stored, 1000.9) == term
+
+
+def test_a_lease_that_is_torn_or_missing_is_none() -> None:
+    whole = msgspec.json.encode(lease(7))
+    assert decoded_lease(whole) == lease(7)
+    for content in (b"", whole[:-1], b"[]", b"{}", b"\xff"):
+        assert decoded_lease(content) is None, content
 
 
 def test_of_many_that_claim_a_term_one_gets_it(tmp_path: Path) -> None:
