@@ -253,6 +253,14 @@ def test_a_resized_job_is_charged_for_the_rest_of_its_limit() -> None:
     assert (list(started(plan)), rejections) == (["a"], ())
     more = replace(snap, bounds=(Bound(rule, used=18_001),))
     assert decide(more).reasons["a"].message.endswith("this job may use 5")
+    for had_s in (36_000.0, 36_001.0):
+        over = replace(half, resizes=Resizes(count=1, had_s=had_s), bounds=(0,))
+        full = replace(snap, pending=(over,), bounds=(Bound(rule, used=36_000),))
+        assert list(started(decide(full))) == ["a"]
+        rooms = Rooms(full)
+        assert rooms.full(over) is None, "nothing of its limit is left"
+        rooms.take(over)
+        assert rooms.bounds == full.bounds
 
 
 def test_a_bound_may_be_exceeded_already() -> None:
