@@ -54,7 +54,7 @@ def test_a_lease_that_does_not_change_is_stale_by_the_watchers_own_clock() -> No
 @pytest.mark.parametrize(
     ("before", "stored", "term"),
     [(None, 0, 1000), (lease(7), 7, 8), (lease(2000), 2000, 2001), (lease(7), 6, 1000), (None, 2000, 2001),
-     (lease(2000), 0, 2001), (lease(7), 2000, 2001)],
+     (lease(2000), 0, 2001), (lease(7), 2000, 2001), (lease(7), 8, 1000), (None, 2001, 2002)],
 )  # fmt: skip
 def test_terms_only_grow_also_where_lease_or_store_was_lost(
     before: ControllerLease | None, stored: int, term: int

@@ -266,3 +266,9 @@ def test_a_resized_job_is_charged_for_the_rest_of_its_limit() -> None:
 def test_a_bound_may_be_exceeded_already() -> None:
     rule = LimitRule(("u", "", ""), "user u", "gpus", 4, "AssocGrpGRES")
     assert Bound(rule, used=6).room == -2
+    job = pending("j", 1, bounds=(0,))
+    for used, most in ((3, 1), (4, 0), (6, 0)):
+        rooms = Rooms(replace(snapshot([node("n")], [job]), bounds=(Bound(rule, used=used),)))
+        for gpus in range(3):
+            assert rooms.exceeds(job, gpus) == (gpus > most)
+            assert (rooms.full(job, gpus) is not None) == (gpus > most)
