@@ -76,11 +76,13 @@ class StartPredictor:
                 run_times = RunTimeSampler(self._store.ended_runs())
                 self._batch.runs.extend(draws_of(self._batch.forecast, run_times, _DRAWS))
         batch = self._batch
-        while batch is not None and len(batch.starts) < len(batch.runs) and self._clock() - started < budget_s:
+        if batch is None:
+            return
+        while len(batch.starts) < len(batch.runs) and self._clock() - started < budget_s:
             result = batch.forecast.run(batch.runs[len(batch.starts)], seed=len(batch.starts), work=_WORK)
             batch.starts.append(result.start)
         self._spent += self._clock() - started
-        if batch is not None and len(batch.starts) == len(batch.runs):
+        if len(batch.starts) == len(batch.runs):
             self._write(batch)
             self._batch, self._next_batch = None, self._clock() + max(PAUSE_S, _PAUSE_FACTOR * self._spent)
             self._spent = 0.0

@@ -156,7 +156,7 @@ def shortfall(resources: Resources, masks: Flags, request: PlacementRequest) -> 
     counts = [0, 0, 0, 0]
     nearest = [-1, -1, -1, -1]
     for node in range(request.lo, request.hi):
-        if resources.gpus[node] < 0 or (request.mask >= 0 and masks[request.mask, node] == 0):
+        if resources.gpus[node] < 0 or (request.mask >= 0 and not masks[request.mask, node]):
             continue
         counts[ALLOWED] += 1
         for dimension in range(GPUS, MEMORY + 1):

@@ -9,9 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpusched.controller.health import HealthChange, forgiven, observe_health
+from gpusched.controller.health import HealthChange, Judgement, forgiven, judge_gpu, observe_health
 from gpusched.model.gpustates import gpu_states
-from gpusched.model.health import KINDS, XIDS, Condition, HealthAction, NodeHealth, out_of_service, to_requeue
+from gpusched.model.health import (
+    KINDS,
+    XIDS,
+    Condition,
+    GpuCounters,
+    HealthAction,
+    NodeHealth,
+    out_of_service,
+    to_requeue,
+)
 from gpusched.model.readings import Gpu, GpuHealth, GpuProcess, GpuState, KernelLog, NodeReading, XidMessage
 from gpusched.model.resources import Node
 from gpusched.nodes.parse_reading import parse_messages
@@ -142,6 +151,29 @@ def test_values_that_nvml_does_not_support_are_unknown() -> None:
     assert probes.probe(pcie_width=None, after_s=400) == {"pcie-width"}  # unknown: neither seen nor fine
     assert probes.probe(gpus=0) == {"pcie-width"}
     assert probes.probe() == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "listed", "lost"),
+    [
+        ("nvml", None, 7, True), ("nvidia-smi", None, 7, True), ("simulated", None, 7, False), ("none", None, 7, False),
+        ("nvml", None, 0, True), ("nvml", "version mismatch", 0, False), ("nvidia-smi", "no python3", 7, True),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_is_not_listed_is_lost_unless_none_could_be(
+    source: str, error: str | None, listed: int, lost: bool
+) -> None:
+    gpus = tuple(gpu(i) for i in range(listed))
+    reading = NodeReading(node="n0", time=NOW, source=source, gpus=gpus, gpu_error=error, containers=())
+    assert judge_gpu(7, None, reading, GpuCounters(uuid="u7")) == Judgement(
+        7, "u7", {"off-bus": "not listed"} if lost else {}
+    )
+    failed = Gpu(index=7, error="GPU is lost")
+    reading = msgspec.structs.replace(reading, gpus=(*gpus, failed))
+    known = source in ("nvml", "nvidia-smi")
+    assert judge_gpu(7, failed, reading, GpuCounters()) == Judgement(
+        7, "#7", {"off-bus": "GPU is lost"} if known else {}
+    )
 
 
 def test_the_next_gpu_in_a_slot_begins_anew() -> None:

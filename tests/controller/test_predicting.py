@@ -156,6 +156,29 @@ def test_of_what_nothing_can_be_predicted_it_is_asked_again_after_ten_minutes(si
     assert batches[3:] == [now + 1201], "another's turn comes at once"
 
 
+def test_after_a_batch_it_rests_for_twenty_times_as_long_as_that_took(site: Site, batches: list[float]) -> None:
+    full(site)
+    watch = Watch()
+    predictor = StartPredictor(site.store, watch)
+    for budget_s in (1e9, 3.0):
+        site.submit(spec=spec(gpus_per_node=GPUS))
+        site.turn()
+        spent, known = 0.0, len(predicted_starts(site))
+        while len(predicted_starts(site)) == known:
+            before = watch.now
+            predictor.step(inventory(), site.world.now, budget_s)
+            spent += watch.now - before - 1.0  # its first look at the clock begins the step
+        over = watch.now + 20.0 * (spent - 1.0)  # the last look begins the rest
+        assert over - watch.now > PAUSE_S
+        made, later = len(batches), site.submit(spec=spec(gpus_per_node=GPUS))
+        site.turn()
+        for watch.now, begun in ((over - 2.0, 0), (over - 1.0, 1)):
+            predictor.step(inventory(), site.world.now, budget_s=1e9)
+            assert len(batches) - made == begun
+        assert later in predicted_starts(site)
+        watch.now += 1e4
+
+
 @pytest.mark.parametrize(("most", "asked"), [(2, 0), (3, 1)])
 def test_a_long_queue_is_left_alone(
     site: Site, batches: list[float], monkeypatch: pytest.MonkeyPatch, most: int, asked: int

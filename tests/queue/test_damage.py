@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from gpusched.errors import GpuschedError
 from gpusched.model.jobs import JobState
 from gpusched.model.reservations import Reservation
+from gpusched.queue import damage
 from gpusched.queue.damage import DatabaseDamaged, disk_error, unreadable
 from gpusched.queue.promotions import Shadow
 from gpusched.queue.repair import set_aside_damaged
@@ -151,6 +153,57 @@ def test_a_full_disk_is_no_damage(world: InboxWorld) -> None:
         world.store.append([msgspec.structs.replace(world.store.events()[0], data={"x": "y" * 10**6})])
 
 
+def test_only_the_disks_errors_are_the_disks(tmp_path: Path) -> None:
+    """Not those of a statement, also where the database is sound."""
+    path = tmp_path / "db.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("CREATE TABLE t (a UNIQUE)")
+        db.execute("INSERT INTO t VALUES (1)")
+        db.execute("PRAGMA max_page_count = 1")
+        statements = {"SELECT * FROM gone": False, "INSERT INTO t VALUES (1)": False,
+                      "INSERT INTO t VALUES (zeroblob(99999))": True}  # fmt: skip
+        for statement, of_the_disk in statements.items():
+            with pytest.raises(sqlite3.Error) as failed:
+                db.execute(statement)
+            assert disk_error(path, failed.value) is (failed.value if of_the_disk else None), statement
+    assert disk_error(path, sqlite3.OperationalError("made here")) is None
+    assert disk_error(path, ValueError("malformed")) is None
+    unread = sqlite3.OperationalError("disk I/O error")
+    unread.sqlite_errorcode = sqlite3.SQLITE_IOERR_READ  # an extended code
+    assert disk_error(path, unread) is unread
+    with pytest.raises(sqlite3.OperationalError) as missing:
+        sqlite3.connect(tmp_path)
+    assert disk_error(path, missing.value) is missing.value
+    assert str(disk_error(path, sqlite3.DatabaseError("malformed"))) == "disk I/O error", "but the database is sound"
+    for content in (b"", b"no database" * 999):
+        path.write_bytes(content)
+        assert disk_error(path, sqlite3.DatabaseError("malformed")) is None
+    path.unlink()
+    assert str(disk_error(path, sqlite3.DatabaseError("malformed"))) == "unable to open database file"
+
+
+def test_what_cannot_be_copied_is_unknown_and_what_is_locked_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, connect = tmp_path / "db.sqlite", sqlite3.connect
+
+    def impatient(name: str, **more: Any) -> sqlite3.Connection:
+        db = connect(name, timeout=0.0, **more)
+        if not name and full:
+            db.execute("PRAGMA max_page_count = 1")
+        return db
+
+    with closing(connect(path, isolation_level=None)) as db:
+        db.execute("CREATE TABLE t (a)")
+        monkeypatch.setattr(damage.sqlite3, "connect", impatient)
+        full = True
+        assert disk_error(path, sqlite3.DatabaseError("malformed")) is None
+        full = False
+        assert str(disk_error(path, sqlite3.DatabaseError("malformed"))) == "disk I/O error"
+        db.execute("BEGIN EXCLUSIVE")
+        assert str(disk_error(path, sqlite3.DatabaseError("malformed"))) == "database is locked"
+
+
 def test_an_index_that_lacks_rows_is_damage_not_an_error_of_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "db.sqlite"
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
@@ -164,6 +217,6 @@ def test_an_index_that_lacks_rows_is_damage_not_an_error_of_the_disk(tmp_path: P
         db.execute("PRAGMA writable_schema = ON")
         db.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", index)
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        with pytest.raises(sqlite3.DatabaseError) as damage:
+        with pytest.raises(sqlite3.DatabaseError) as damaged:
             db.execute("DELETE FROM t WHERE rowid = 1")
-        assert disk_error(path, damage.value) is None
+        assert disk_error(path, damaged.value) is None

@@ -24,6 +24,7 @@ from gpusched.queue.lease import (
     adopt,
     announce_standby,
     claim,
+    decoded_lease,
     next_term,
     read_lease,
 )
@@ -53,12 +54,19 @@ def test_a_lease_that_does_not_change_is_stale_by_the_watchers_own_clock() -> No
 @pytest.mark.parametrize(
     ("before", "stored", "term"),
     [(None, 0, 1000), (lease(7), 7, 8), (lease(2000), 2000, 2001), (lease(7), 6, 1000), (None, 2000, 2001),
-     (lease(2000), 0, 2001), (lease(7), 2000, 2001)],
+     (lease(2000), 0, 2001), (lease(7), 2000, 2001), (lease(7), 8, 1000), (None, 2001, 2002)],
 )  # fmt: skip
 def test_terms_only_grow_also_where_lease_or_store_was_lost(
     before: ControllerLease | None, stored: int, term: int
 ) -> None:
     assert next_term(before, stored, 1000.9) == term
+
+
+def test_a_lease_that_is_torn_or_missing_is_none() -> None:
+    whole = msgspec.json.encode(lease(7))
+    assert decoded_lease(whole) == lease(7)
+    for content in (b"", whole[:-1], b"[]", b"{}", b"\xff"):
+        assert decoded_lease(content) is None, content
 
 
 def test_of_many_that_claim_a_term_one_gets_it(tmp_path: Path) -> None:

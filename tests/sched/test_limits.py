@@ -253,8 +253,22 @@ def test_a_resized_job_is_charged_for_the_rest_of_its_limit() -> None:
     assert (list(started(plan)), rejections) == (["a"], ())
     more = replace(snap, bounds=(Bound(rule, used=18_001),))
     assert decide(more).reasons["a"].message.endswith("this job may use 5")
+    for had_s in (36_000.0, 36_001.0):
+        over = replace(half, resizes=Resizes(count=1, had_s=had_s), bounds=(0,))
+        full = replace(snap, pending=(over,), bounds=(Bound(rule, used=36_000),))
+        assert list(started(decide(full))) == ["a"]
+        rooms = Rooms(full)
+        assert rooms.full(over) is None, "nothing of its limit is left"
+        rooms.take(over)
+        assert rooms.bounds == full.bounds
 
 
 def test_a_bound_may_be_exceeded_already() -> None:
     rule = LimitRule(("u", "", ""), "user u", "gpus", 4, "AssocGrpGRES")
     assert Bound(rule, used=6).room == -2
+    job = pending("j", 1, bounds=(0,))
+    for used, most in ((3, 1), (4, 0), (6, 0)):
+        rooms = Rooms(replace(snapshot([node("n")], [job]), bounds=(Bound(rule, used=used),)))
+        for gpus in range(3):
+            assert rooms.exceeds(job, gpus) == (gpus > most)
+            assert (rooms.full(job, gpus) is not None) == (gpus > most)

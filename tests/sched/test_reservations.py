@@ -103,6 +103,21 @@ def test_a_long_job_before_a_maintenance_does_not_take_the_heads_protection_from
     assert "big" in plan.reasons["small"].message
 
 
+def test_the_reason_names_reservations_of_the_jobs_own_partition() -> None:
+    nodes = [node(name, partition=name[0]) for name in ("p1", "q1", "q2", "r1")]
+    jobs = [pending(name, 8, nodes=count, partition=name) for name, count in (("p", 1), ("q", 2), ("r", 1))]
+    jobs.append(of("own", pending("in-own", 1, partition="r")))
+    ones = [reservation(f"of-{n.name}", [n.name], 3200 + i, 4000 + i) for i, n in enumerate(nodes)]
+    snap = with_reservations(snapshot(nodes, jobs), *ones, reservation("own", ["r1"], -60, 3100))
+    found = {job: reason.message.partition("; ")[0] for job, reason in decide(snap).reasons.items()}
+    assert found == {
+        "p": f"May be reserved for other job: of-p1 {ones[0].when(NOW)}",
+        "q": f"May be reserved for other job: of-q1 {ones[1].when(NOW)}, of-q2 {ones[2].when(NOW)}",
+        "r": f"May be reserved for other job: own for another 0:51:40, of-r1 {ones[3].when(NOW)}",
+        "in-own": f"May be reserved for other job: of-r1 {ones[3].when(NOW)}",
+    }
+
+
 def test_nodes_are_kept_for_what_waits_for_the_end_of_a_reservation() -> None:
     """A job of all nodes waits for the end of a maintenance of one: on the other nothing starts that lasts longer."""
     jobs = [
