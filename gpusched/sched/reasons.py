@@ -141,7 +141,7 @@ class Verdicts:
         return found
 
     def _delayed(self, block: QueueBlock) -> Reason:
-        if block.head < 0 or block.shadow == float("inf"):
+        if block.head < 0:
             return Reason(code=ReasonCode.BACKFILL)
         if block.policy.backfill == "conservative":
             return Reason(code=ReasonCode.BACKFILL, message=DELAYS_SOME)
@@ -191,14 +191,13 @@ class Verdicts:
     def _reserved(self, shape: int, job: int) -> Reason:
         """Return the reason of a job that waits for reservations to end; none else is reserved that it could use."""
         view = self._waiting.views[job]
-        limit = view.spec.time_limit_s if view.resizes is None else view.limit_s
-        key = (self._lo[shape], limit, view.spec.reservation)
+        key = (self._lo[shape], view.limit_s, view.spec.reservation)
         if key not in self._of_reserved:
             reserved, lo, hi = self._world.reserved, key[0], int(self._waiting.requests.hi[shape])
             if key[0] not in self._reserved_on:  # by begin, as their numbers are
                 numbers = np.unique(reserved.of[(reserved.node >= lo) & (reserved.node < hi)]).tolist()
                 self._reserved_on[key[0]] = [reserved.all[number] for number in numbers]
-            text = reserved_text(self._reserved_on[key[0]], key[2], limit, self._now)
+            text = reserved_text(self._reserved_on[key[0]], key[2], key[1], self._now)
             self._of_reserved[key] = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=text)
         return self._of_reserved[key]
 

@@ -49,6 +49,12 @@ def test_unknown_figures_are_none_not_zero() -> None:
     assert parse_gpus(A100).gpus[2].ecc_errors == 3
 
 
+def test_a_figure_beyond_all_gpus_is_unknown() -> None:
+    for figure, found in (((1 << 53) - 1, (1 << 53) - 1), (1 << 53, None), ("-1e300", None), ("inf", None), ("nan", None)):
+        (gpu,) = parse_gpus(f"0, GPU-a, Tesla V100, {figure}, 0, 0, 42.10, 300.00, 36\n").gpus
+        assert (gpu.memory_total_mib, gpu.memory_used_mib) == (found, 0), figure
+
+
 def test_v100_by_the_short_query() -> None:
     reading = parse_gpus(V100)
     assert [g.memory_used_mib for g in reading.gpus] == [0, 31000]

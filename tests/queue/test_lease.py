@@ -25,6 +25,7 @@ from gpusched.queue.lease import (
     announce_standby,
     claim,
     decoded_lease,
+    highest_term,
     next_term,
     read_lease,
 )
@@ -62,7 +63,8 @@ def test_terms_only_grow_also_where_lease_or_store_was_lost(
     assert next_term(before, stored, 1000.9) == term
 
 
-def test_a_lease_that_is_torn_or_missing_is_none() -> None:
+def test_a_lease_that_is_torn_or_missing_is_none(tmp_path: Path) -> None:
+    assert (highest_term(tmp_path), read_lease(tmp_path)) == (0, None)
     whole = msgspec.json.encode(lease(7))
     assert decoded_lease(whole) == lease(7)
     for content in (b"", whole[:-1], b"[]", b"{}", b"\xff"):

@@ -534,6 +534,6 @@ def test_a_store_that_this_user_may_not_read_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Store.create_or_open(tmp_path).close()
-    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(os, "access", lambda *_, effective_ids=False: not effective_ids)
     with pytest.raises(PermissionError, match=rf"another user, and no copy of it is in {tmp_path / PUBLISHED}"):
         open_to_read(tmp_path)

@@ -137,9 +137,11 @@ def test_position_and_the_head() -> None:
     )
 
 
-def test_backfill_names_the_limit_that_would_do() -> None:
+@pytest.mark.parametrize("place", ["first-fit", "contention"])
+def test_backfill_names_the_limit_that_would_do(place: str) -> None:
     jobs = [pending("head", 8), pending("j", 4, limit=2 * HOUR, submit=1.0)]
-    why = explain(snapshot([node("a")], jobs, [running("r", {"a": (0,)}, NOW + HOUR)], backfill="easy"), "j")
+    busy = [running("r", {"a": (0,)}, NOW + HOUR)]
+    why = explain(snapshot([node("a")], jobs, busy, place=place, backfill="easy"), "j")
     assert why.reason.code == ReasonCode.BACKFILL
     assert why.reason.message == "fits now, but would delay job head, which can start in 1:00:00"
     assert why.next_steps == ("a time limit of at most 1:00:00 would let it start now (-t 1:00:00)",)

@@ -298,8 +298,9 @@ def test_rack_prefers_one_rack_and_rack_wait_waits_for_it() -> None:
         f"waits for one rack until {clock} at the latest (rack-wait); it could start now on 2 racks"
         "; can start within 0:10:00, by time limits"
     )
-    assert explain(waits, "j").reason == plan.reasons["j"]
-    assert "allow several racks (--placement-wait 0) now" in explain(waits, "j").next_steps
+    why = explain(waits, "j")
+    assert (why.reason, why.racks) == (plan.reasons["j"], 2)
+    assert "allow several racks (--placement-wait 0) now" in why.next_steps
     room = replace(waits, running=(HALF[1],))
     assert [name for name, _ in started(decide(room))["j"]] == ["n0", "n1"]
     late = replace(waits, now=NOW + 3541)
