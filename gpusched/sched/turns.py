@@ -38,10 +38,12 @@ def in_turn(
 
 
 def partition_snapshot(snapshot: Snapshot, partition: str, spec: PolicySpec) -> Snapshot:
-    """Return one partition's part of a snapshot, decided by ``spec``. Partitions share no nodes, but limits."""
+    """Return the snapshot to decide about one partition's jobs by ``spec``.
+
+    Other partitions' nodes stay: jobs there press on links that all share, and what agents see is of the whole cluster.
+    """
     return replace(
         snapshot,
-        nodes=tuple(n for n in snapshot.nodes if n.partition == partition),
         pending=tuple(j for j in snapshot.pending if j.spec.partition == partition),
         policies={partition: spec},
     )
