@@ -136,3 +136,9 @@ class Thrifty(Moody):
 
 def with_ranges(trace: Trace, seed: int) -> ResizableJobs:
     return replace(some_sizes(trace, seed), cores=(2, 40), memory_mib=(500, 24_000))
+
+
+def few_sizes(trace: Trace, seed: int) -> ResizableJobs:
+    """Half of the jobs are rigid."""
+    rigid = np.random.default_rng(seed).random(len(trace)) < 0.5
+    return ResizableJobs(least=np.where(rigid, trace.gpus, 1), most=np.where(rigid, trace.gpus, 8), linear=True)

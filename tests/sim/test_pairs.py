@@ -20,19 +20,17 @@ from gpusched.model.plan import Start
 from gpusched.model.policy import Mapping, PolicySpec, PreemptionSettings
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.check import check
-from gpusched.sim.engine.build import ResizableJobs
 from gpusched.sim.pool import demand_of
 from gpusched.sim.replay import replay
 from gpusched.sim.result import PAIRED, PREEMPTED, START, ReplayResult
 from gpusched.sim.slicing import node_views
 from gpusched.study.own import beliefs_for
 from gpusched.study.timeline import paired_runs, parts_of
-from gpusched.traces.trace import Trace
 from tests.sched import gist_decisions as gist
 from tests.sched import sharing
 from tests.sched.preempting_decisions import LIMITS, RANKS, Film, by_agent, policy, stopped, weights
 from tests.sim.reference_pairs import pool_of, replay_both, sharing_jobs, sharing_nodes, with_sharers
-from tests.sim.sized_worlds import SPECS
+from tests.sim.sized_worlds import SPECS, few_sizes
 
 LIMITED = Quotas(each=Limits(gpus=9))
 
@@ -85,12 +83,6 @@ def test_jobs_that_share_are_not_preempted(policy: str) -> None:
     for time in np.unique(parts.start):
         on = (parts.start <= time) & (time < parts.end)
         assert (np.bincount(parts.node[on], parts.gpus[on], len(pool)) <= pool.gpus + 1e-9).all()
-
-
-def few_sizes(trace: Trace, seed: int) -> ResizableJobs:
-    """Half of the jobs are rigid."""
-    rigid = np.random.default_rng(seed).random(len(trace)) < 0.5
-    return ResizableJobs(least=np.where(rigid, trace.gpus, 1), most=np.where(rigid, trace.gpus, 8), linear=True)
 
 
 BELIEFS = {

@@ -46,6 +46,7 @@ from tests.sim.sized_worlds import (
     SPECS,
     Moody,
     assert_same,
+    few_sizes,
     mixed,
     some_sizes,
     with_progress,
@@ -64,7 +65,6 @@ from tests.sim.slice_worlds import (
     named_jobs,
     shares,
 )
-from tests.sim.test_pairs import few_sizes
 
 pytestmark = pytest.mark.interpreted
 
