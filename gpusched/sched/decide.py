@@ -55,6 +55,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     a broken node does not stop a partition.
     """
     snapshot = split(snapshot)
+    # Only within limits: decided together, a start already counts on the links that the next partition's jobs share.
     if snapshot.bounds and len(snapshot.policies) > 1 and (agents := agents_to_ask(snapshot)):
         return in_turn(
             snapshot, agents, decide, lambda name, left: decide(partition_snapshot(left, name, agents[name]), models)
