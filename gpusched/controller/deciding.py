@@ -186,8 +186,8 @@ class Decider:
     def decide(self, snapshot: Snapshot, digests: Mapping[str, str]) -> Decision:
         """Return a plan for the snapshot, within the agents' time budgets.
 
-        Agents decide side by side. One whose jobs have limits that partitions before it charge is asked again, within
-        what these leave (`in_turn`).
+        Agents decide side by side. One whose jobs share limits or links with what partitions before it start is asked
+        again, with what these leave (`in_turn`).
         """
         snapshot, digests = self._compiled_only(snapshot, digests)
         snapshot = split(snapshot)  # first: it adds partitions for slices

@@ -204,6 +204,13 @@ class PendingView(msgspec.Struct, frozen=True, kw_only=True):
         """Return its expected run time in seconds: the estimate, at most its limit; without one, the limit."""
         return self.limit_s if self.estimate_s is None else min(self.estimate_s, self.limit_s)
 
+    def started(self, allocation: Allocation, now: float) -> RunningView:
+        """Return the active job that a start makes of it."""
+        return RunningView(
+            id=self.id, user=self.user, allocation=allocation, start_time=now, expected_end=now + self.limit_s,
+            array_id=self.array_id, state=JobState.STARTING, spec=self.spec,
+        )  # fmt: skip
+
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All information that a policy may use.

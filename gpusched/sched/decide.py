@@ -38,7 +38,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     """Return what to start now, each partition by its own policy, and a reason for every job that stays pending.
 
     Then jobs that still wait for free resources, and may share GPUs, are placed beside others (`sharing.pairs`).
-    Within limits partitions with agents decide after the others, one by one (`in_turn`).
+    Partitions with agents decide after the others, one by one (`in_turn`).
 
     The same snapshot (and models: partition -> an agent's weights) always gives the same plan. Where an agent has no
     model, or it returns NaN, its policy's fallback decides, and the plan says so. A job's nodes are distinct
@@ -55,8 +55,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     a broken node does not stop a partition.
     """
     snapshot = split(snapshot)
-    # Only within limits: decided together, a start already counts on the links that the next partition's jobs share.
-    if snapshot.bounds and len(snapshot.policies) > 1 and (agents := agents_to_ask(snapshot)):
+    if len(snapshot.policies) > 1 and (agents := agents_to_ask(snapshot)):
         return in_turn(
             snapshot, agents, decide, lambda name, left: decide(partition_snapshot(left, name, agents[name]), models)
         )

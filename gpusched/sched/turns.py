@@ -1,15 +1,17 @@
-"""Agents of several partitions decide in turn: each within what those before it take of limits; pure."""
+"""Agents of several partitions decide in turn: each within what those before it leave of limits and links; pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from gpusched.model.plan import Plan
+from gpusched.model.jobs import Allocation
+from gpusched.model.plan import Action, Plan, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
 from gpusched.sched.limits import with_bounds_after
+from gpusched.sched.slicenames import inner_name
 
 
 def agents_to_ask(snapshot: Snapshot) -> dict[str, PolicySpec]:
@@ -28,12 +30,15 @@ def in_turn(
 ) -> Plan:
     """Return the plan of all partitions: those without an agent first, by ``staged``, then the agents' one by one.
 
-    ``decided`` decides for a partition by a snapshot whose bounds are what the partitions before leave; the given one
-    itself if they take nothing of what its jobs count for.
+    ``decided`` decides for a partition by a snapshot with what the partitions before leave of limits, and with their
+    starts on the links; the given one itself if neither matters to its jobs.
     """
     plan = staged(_without_partitions(snapshot, agents))
     for name in agents:
-        plan = _merged(plan, decided(name, with_bounds_after(plan.actions, snapshot, name)))
+        left = with_bounds_after(plan.actions, snapshot, name)
+        if snapshot.beliefs and agents[name].uses_job_class_estimates:
+            left = _with_starts(plan.actions, left)
+        plan = _merged(plan, decided(name, left))
     return plan
 
 
@@ -47,6 +52,17 @@ def partition_snapshot(snapshot: Snapshot, partition: str, spec: PolicySpec) -> 
         pending=tuple(j for j in snapshot.pending if j.spec.partition == partition),
         policies={partition: spec},
     )
+
+
+def _with_starts(actions: Iterable[Action], snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with what these actions start as running jobs, which press on the links."""
+    pending = {job.id: job for job in snapshot.pending}
+    begun = []
+    for start in (action for action in actions if isinstance(action, Start)):
+        job = pending[start.job_id]
+        named = (replace(p, node=inner_name(p.node, job.spec.profile)) for p in start.allocation.parts)  # as split
+        begun.append(job.started(Allocation(job.id, tuple(named)), snapshot.now))
+    return replace(snapshot, running=(*snapshot.running, *begun)) if begun else snapshot
 
 
 def _merged(plan: Plan, part: Plan) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,10 @@ from gpusched.sim.pool import NodeSpec, Pool
 from gpusched.sim.replay import Outage, replay
 from gpusched.sim.result import ReplayResult
 from gpusched.traces.trace import Trace
-from tests.sched.contention import paces
+from tests.sched.contention import beliefs, paces
 from tests.sched.gist_decisions import GIST
 from tests.sched.rltune_decisions import RLTUNE, WILD
+from tests.sched.worlds import topology
 from tests.sim.slice_worlds import (
     A100,
     KNOWN,
@@ -31,6 +33,7 @@ from tests.sim.slice_worlds import (
     NODE,
     RACKS,
     WIDE,
+    by_controller,
     by_live_decisions,
     named_jobs,
     preempting,
@@ -150,6 +153,32 @@ def test_for_agents_that_place_their_policy_decides_about_slices_as_live(
     result = both(monkeypatch, trace, POOL, topology_agent(schedulers, wait_s))
     assert result.trace.profile is not None
     assert (result.ran & (result.trace.profile >= 0)).sum() > 40
+
+
+@pytest.mark.parametrize("agent", ["rltune", "topology"])
+def test_agents_of_several_partitions_see_each_other_s_starts_on_links_as_the_controller_asks_them(
+    agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs over two racks start at once in both partitions: the second's find the ways up that the first's leave."""
+    pool = Pool.of([NODE._replace(gpus=7, partition="pq"[i // 4], name=f"n{i}") for i in range(8)])
+    racks, known, numbers = topology(*"abcdabcd"), beliefs(1.0, 1.0, 1.2, 1.0), np.arange(80)
+    wide, trace = numbers % 9 > 0, named_jobs(1, 80)
+    trace = replace(
+        trace, ids=tuple(f"{i:09}" for i in numbers), nodes=np.where(wide, 2, 1), gpus=np.where(wide, 4, 1),
+        profile=np.where(wide, -1, 0), group=numbers % 2, groups=("p", "q"), user=np.zeros(80, np.int64),
+        model=numbers // 2 % 2, submit=np.floor(trace.submit / 300) * 300, duration=np.ceil(trace.duration / 300) * 300,
+    )  # fmt: skip
+    spec = changed(RLTUNE, place="contention", placement_wait_s=1500.0)
+    policy = ordered(spec, WILD[0]) if agent == "rltune" else topology_agent(3, 1500.0)
+    network, _ = learned_network(racks, trace, pool, known)
+    costs: dict[str, Any] = {"network": network, "learned": known, "topology": racks}
+    fast = replay(trace, pool, policy, **costs)
+    with by_controller(policy, tmp_path, monkeypatch) as asked:
+        live = by_live_decisions(monkeypatch, trace, pool, asked, **costs)
+    np.testing.assert_allclose(fast.start, live.start)
+    np.testing.assert_array_equal(fast.part_nodes, live.part_nodes)
+    np.testing.assert_allclose(fast.end, live.end)
+    assert fast.ran.all()
 
 
 ON_DEMAND = Pool.of(

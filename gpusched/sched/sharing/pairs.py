@@ -147,7 +147,7 @@ class SharingPass:
         self._losses = Losses(snapshot.beliefs)
         self._queues = {name: wait_for_room(outcome, queue) for name, queue in queues.items()}
         jobs = {job.id: job for job in waiting.views}
-        begun = {a.job_id: _running(jobs[a.job_id], a.allocation, self._now) for a in actions if isinstance(a, Start)}
+        begun = {a.job_id: jobs[a.job_id].started(a.allocation, self._now) for a in actions if isinstance(a, Start)}
         running = (*snapshot.running, *begun.values())
         world = node_arrays_of(replace(snapshot, running=running))
         self._row, releases = world.row, releases_of(running, world, waiting.parts)
@@ -280,11 +280,3 @@ def parties_of(jobs: Iterable[tuple[int, PendingView]]) -> dict[int, Party]:
         for at, job in jobs
         if job.spec.share and job.spec.nodes == 1
     }
-
-
-def _running(job: PendingView, allocation: Allocation, now: float) -> RunningView:
-    """Return a job that starts now as a running one."""
-    return RunningView(
-        id=job.id, user=job.user, allocation=allocation, start_time=now, expected_end=now + job.limit_s,
-        array_id=job.array_id, state=JobState.STARTING, spec=job.spec,
-    )  # fmt: skip
