@@ -57,11 +57,11 @@ def static_ranks(order: str, trace: Trace, expected: Floats, duration: Floats) -
 
     Args:
         order: Its name, as of `sim.orders`.
-        trace: The jobs, sorted by (submit, id).
+        trace: The jobs.
         expected: Run times as the policy expects them, ``float64[jobs]``, seconds.
         duration: The real ones.
     """
-    begin, keys = float(trace.submit[0]) if len(trace) else 0.0, keys_of(trace, expected)
+    begin, keys = float(trace.submit.min(initial=np.inf)), keys_of(trace, expected)
     rule, columns = order_rule(order), list[Floats | Ints]()  # None: an agent's order
     # The first three cannot be live: they need real run times, or the trace's begin.
     if order in ("sjf-oracle", "lpt-oracle"):

@@ -128,7 +128,7 @@ def with_site_data(scenario: Scenario, inventory: Inventory, reader: Reader | No
     from gpusched.queue.snapshots import topology_of, usage_by_leaf
 
     racks, trace = inventory.topology or topology_of(inventory, reader.node_records()), scenario.trace
-    begin = None if trace.epoch is None else trace.epoch + float(trace.submit[0])
+    begin = None if trace.epoch is None else trace.epoch + float(trace.arrivals[0])
     usage = {} if begin is None else usage_by_leaf(reader, inventory, begin)
     return scenario._replace(topology=racks, learned=reader.beliefs(), usage=usage)
 

@@ -75,9 +75,9 @@ def between(
 ) -> tuple[Trace, int]:
     """Read from sacct lines these partitions' jobs that became eligible in [since, until), ran, and ended.
 
-    With ``carry`` those come before them that ran or waited at ``since`` and have run, in the order in which they
-    began, all submitted then, with what was left of their run times and limits; one that still runs is taken to end at
-    ``until``. How many these are comes second.
+    With ``carry`` those come before them that ran or waited at ``since`` and have run, with what was left of their run
+    times and limits: see `history.window_of`; one that still runs is taken to end at ``until``. How many these are
+    comes second.
 
     Raises:
         NoHistory: There is no such job, carried ones aside.
@@ -91,21 +91,14 @@ def between(
     if not np.any(draft.kept & ~early):
         raise NoHistory(f"{name}: no job in it has run and ended")
     ran = np.where(early, np.maximum(since - rows.start, 0.0), 0.0)
-    submit = np.where(early, since - 1.0, rows.submit)  # before all others
     trace = sacct.trace_of(
-        rows._replace(
-            submit=submit, start=rows.start + ran, limit=rows.limit - ran, wait=rows.start - np.maximum(submit, since)
-        ),
-        name,
+        rows._replace(start=rows.start + ran, limit=rows.limit - ran, wait=rows.start - rows.submit), name
     )
     at = trace.submit + (trace.epoch or 0.0)
     first = int(np.count_nonzero(at < since))
-    began = np.argsort(trace.wait[:first], kind="stable").astype(np.int64)
-    trace = select(trace, np.concatenate((began, np.arange(first, len(trace), dtype=np.int64))))
-    epoch = since if first else float(at[0])
-    running = int(np.count_nonzero(trace.wait[:first] < 0))
-    trace = replace(
-        trace, epoch=epoch, submit=np.maximum(at, epoch) - epoch, limit=np.maximum(trace.limit, 1.0),
-        wait=np.maximum(trace.wait, 0.0), rejected=(),
-    )  # fmt: skip
-    return history.running_first(trace, running, first), first
+    began = (at + trace.wait)[:first]
+    running = began < since
+    order = np.lexsort((np.where(running, began, at[:first]), ~running)).astype(np.int64)
+    trace = select(trace, np.concatenate((order, np.arange(first, len(trace), dtype=np.int64))))
+    trace = replace(trace, limit=np.maximum(trace.limit, 1.0), rejected=())
+    return history.carried_first(trace, int(np.count_nonzero(running)), first, since), first

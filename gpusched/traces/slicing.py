@@ -31,7 +31,8 @@ def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], no
     """
     order = np.flatnonzero(jobs) if jobs.dtype == np.bool_ else jobs.astype(np.int64)
     columns = {name: getattr(trace, name)[order] for name in (*FLOATS, *INTS) if name != "depends_on"}
-    columns |= {name: None if getattr(trace, name) is None else getattr(trace, name)[order] for name in SOME}
+    some = {name: getattr(trace, name) for name in (*SOME, "arrival")}
+    columns |= {name: None if rows is None else rows[order] for name, rows in some.items()}
     return replace(
         trace, ids=tuple([trace.ids[i] for i in order.tolist()]), depends_on=moved(trace.depends_on, order),
         progress=None if trace.progress is None else _select_progress(trace.progress, order),
@@ -99,8 +100,8 @@ def slice_trace(
 
 
 def _runs(trace: Trace, jobs: npt.NDArray[np.bool_]) -> OtherRuns:
-    """Return the runs of these jobs, where it is recorded when they began."""
-    begin = trace.submit + trace.wait
+    """Return the runs of these jobs, where it is recorded when they began, from when they join the queue here on."""
+    begin = np.maximum(trace.submit + trace.wait, trace.arrivals)
     rows = np.flatnonzero(jobs & (begin + trace.duration > begin))  # no end goes before its own beginning
     account, qos = (np.full(len(rows), -1) if of is None else of[rows] for of in (trace.account, trace.qos))
     begin, duration, limit = begin[rows], trace.duration[rows], trace.limit[rows]

@@ -78,13 +78,13 @@ NO_RUNS = OtherRuns(_NONE, _NONE, _NONE, _NO_TIME, _NO_TIME, _NO_TIME, _NO_TIME)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
-    """Jobs in order of (submit, id); all arrays have one entry per job. Unknown is NaN (floats) or -1 (ints).
+    """Jobs in the order in which they join the queue, as arrays. Unknown is NaN (floats) or -1 (ints).
 
     Attributes:
         name: Where it comes from, for people.
         epoch: Unix seconds of time 0, or None where the trace has no calendar.
         ids: Job ids as the source has them, unique.
-        submit: Seconds since the epoch of the trace.
+        submit: Seconds since the epoch of the trace; ascending, and ids where it is equal, but for ``arrival``.
         duration: Real run time in seconds, on what it really ran on (> 0); of one that had several sizes, what all its
             work would have taken with ``gpus``.
         limit: Requested time in seconds (NaN unknown).
@@ -104,6 +104,8 @@ class Trace:
             none; None: of no job.
         priority: Explicit priority, that of its class included; larger goes first; None: 0 of every job.
         array, array_limit: Number of its array, and how many tasks of that may run at once; -1: any; None: of no job.
+        arrival: When it joins the queue, ascending, seconds since the epoch of the trace: after its submission where it
+            waited or ran when a window of history begins; None: all at submission.
         policy: Index into ``policies``: which one started it last; -1: not known; None: of no job.
         share_mib: Of jobs that agreed to share GPUs, the MiB that they take of each; -1: of others; None: of no job.
         nodelist, exclude: Index into ``node_lists`` (names between ``|``): its only nodes, those that it avoids; -1:
@@ -158,6 +160,7 @@ class Trace:
     priority: Ints | None = None
     array: Ints | None = None
     array_limit: Ints | None = None
+    arrival: Floats | None = None
     policy: Ints | None = None
     share_mib: Ints | None = None
     nodelist: Ints | None = None
@@ -177,6 +180,11 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.submit)
+
+    @property
+    def arrivals(self) -> Floats:
+        """When each job joins the queue."""
+        return self.submit if self.arrival is None else self.arrival
 
     @property
     def spreads(self) -> bool:

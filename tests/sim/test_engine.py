@@ -411,6 +411,16 @@ def test_drf_shares_between_users():
     assert result.start[5] == 0.0
 
 
+def test_jobs_that_waited_when_a_window_begins_have_waited_since_their_submission():
+    """A job runs on half of the nodes; of the two that waited the earlier is long, the later the first by its wait."""
+    trace = trace_of([-60, -900, -300, 10], [6000, 5000, 60, 20], [4, 4, 4, 4])
+    trace, pool = replace(trace, arrival=np.array([0.0, 1.0, 1.0, 10.0])), Pool.uniform(2, 4)
+    assert replay(trace, pool, "fifo").start.tolist() == [0, 1, 5001, 5061]
+    assert replay(trace, pool, "wfp3").start.tolist() == [0, 81, 1, 61]
+    late = replace(trace, submit=np.maximum(trace.submit, trace.arrival))
+    assert replay(late, pool, "wfp3").start.tolist() == [0, 1, 5021, 5001]
+
+
 def test_progress_is_reported_during_a_replay(monkeypatch):
     """From another thread, so the run must be one that lets others go on: a queue of thousands, walked every time."""
     monkeypatch.setattr("gpusched.sim.replay.WATCH_S", 0.002)

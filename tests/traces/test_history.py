@@ -146,10 +146,11 @@ def test_a_window_begins_with_what_ran_and_waited_then(state: Path) -> None:
     trace, before = window_of(store, name="w", since=START + 100, until=START + 1000)
     store.close()
     assert (trace.ids, before) == (("a", "d", "b", "f"), 3)
-    assert trace.submit.tolist() == [0.0, 0.0, EARLIER_S, 50.0 + EARLIER_S]
+    assert trace.arrivals.tolist() == pytest.approx([0.0, 0.0, EARLIER_S, 50.0 + EARLIER_S], abs=1e-6)
+    assert (trace.submit + 100 - EARLIER_S).tolist() == pytest.approx([0.0, 8.0, 5.0, 150.0], abs=1e-6), "as they were"
     assert trace.epoch == START + 100 - EARLIER_S
     assert trace.duration.tolist() == [30.0, 900.0, 560.0, 100.0]
-    assert trace.wait.tolist() == [0.0, 0.0, 40.0, 50.0]
+    assert trace.wait.tolist() == [10.0, 2.0, 135.0, 50.0]
     assert trace.limit.tolist() == [600.0 - 40, 600.0 - 90, 600.0, 600.0]
     one = replace(select(trace, np.array([1, 2])), user=np.array([0, 1]), users=("ann", "bob"))
     pool = Pool.of([NodeSpec(4)] * 2)
@@ -210,7 +211,7 @@ def test_priorities_and_limits_of_arrays_are_in_the_history_in_windows_and_in_fi
     store.close()
     for (trace, before), later in zip(windows, (0.0, EARLIER_S), strict=True):  # a runs from 10 s on
         assert (trace.ids[:2], before) == (("a", "b"), 2)
-        assert trace.submit[:2].tolist() == [0.0, later]
+        assert trace.arrivals[:2].tolist() == [0.0, later]
         assert trace.priority is not None
         assert trace.priority.tolist() == [-4, 7, *[0] * 6]
     tracefile.write(tmp_path / "t.gpusched.npz", load(tmp_path))

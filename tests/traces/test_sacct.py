@@ -255,10 +255,13 @@ def test_the_own_history_is_of_the_inventorys_partitions_and_of_that_time() -> N
 def test_a_window_begins_with_what_ran_and_waited() -> None:
     trace, carried = between(LINES, "own", T0, T0 + 100, ["A100"], carry=True)
     assert (trace.ids, carried, trace.epoch) == (("3", "2", "4", "5", "6", "7"), 4, T0 - EARLIER_S), "as they began"
-    assert trace.submit.tolist() == [0, 0, *[EARLIER_S] * 3, 50 + EARLIER_S], "what ran has its GPUs first"
+    arrivals = [0, 0, *[EARLIER_S] * 3, 50 + EARLIER_S]
+    assert trace.arrivals.tolist() == pytest.approx(arrivals, abs=1e-6), "what ran has its GPUs first"
+    assert (trace.submit - EARLIER_S).tolist() == pytest.approx([-40, -50, -30, -20, 0, 50], abs=1e-6)
+    assert (np.diff(trace.arrivals) >= 0).all()
     assert trace.duration.tolist() == [100, 30, 10, 60, 1, 10], "what was left; what runs ends with the window"
     assert trace.limit.tolist() == [570, 580, 600, 600, 600, 600]
-    assert trace.wait.tolist() == [0, 0, 10, 40, 1, 10]
+    assert trace.wait.tolist() == [10, 30, 40, 60, 1, 10]
 
 
 @pytest.mark.parametrize("carry", [True, False])

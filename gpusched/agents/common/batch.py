@@ -167,7 +167,7 @@ def _new_episode(batch: Batch, rules: EpisodeRules, c: int, sim: Sim) -> None:
             kind[j] = next_random(batch.rng[c], kinds.run_s.size)
         prompted[j] = 1
         job, state = sim.jobs[j], sim.state[j]
-        job["submit"] = j * rules.gap_s
+        job["arrival"] = job["submit"] = j * rules.gap_s
         job["duration"] = job["expected"] = state["left"] = kinds.run_s[kind[j]]
         job["shape"] = kinds.shape[kind[j]]
         state["status"] = FUTURE

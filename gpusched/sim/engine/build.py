@@ -446,6 +446,7 @@ def _jobs(
     return filled(
         JOB,
         len(trace),
+        arrival=trace.arrivals,
         submit=trace.submit,
         duration=np.where(overlong, trace.limit, trace.duration),
         expected=knowledge.expected,

@@ -318,7 +318,7 @@ def usage_leaves(world: SimWorld) -> tuple[Groups, list[tuple[str, str]], Ints, 
         found.append(leaves.setdefault(leaf, len(leaves)))
     before = [(split_leaf(name), gpu_hours) for name, gpu_hours in world.options.usage.items()]
     rows = [leaves.setdefault((user, group if groups else ""), len(leaves)) for (user, group), _ in before]
-    since, scale, row = float(trace.submit[0]) if len(trace) else 0.0, usage_scale(world), ints(found)[of]
+    since, scale, row = float(trace.arrivals[0]) if len(trace) else 0.0, usage_scale(world), ints(found)[of]
     users = filled(USER, len(leaves), since=since)
     np.add.at(users["used"], ints(rows), np.array([3600.0 * scale * gpu_hours for _, gpu_hours in before]))
     changes = other_changes(trace, np.flatnonzero(others.end > since), scale)

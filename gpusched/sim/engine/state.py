@@ -46,12 +46,12 @@ UNMEASURED, COUNTERS = 12, 13
 
 _I8, _F8 = np.int64, np.float64
 
-# submit, duration: seconds; duration is how long it holds its nodes. expected: the run time that ordering and backfill
-# assume, finite. overlong: its limit kills it (duration is the limit then). shape: -1: never runs. rank: place in
-# the static order. child, child_begun, child_stop: ranges in `Sim.children` of the jobs that wait for its end, and
-# then for its start. offset: of its nodes in `Sim.held`.
+# arrival: when it joins the queue. submit: since when it waits. duration: how long it holds its nodes, seconds.
+# expected: the run time that ordering and backfill assume, finite. overlong: its limit kills it (duration is the limit
+# then). shape: -1: never runs. rank: place in the static order. child, child_begun, child_stop: ranges in
+# `Sim.children` of the jobs that wait for its end, and then for its start. offset: of its nodes in `Sim.held`.
 JOB = np.dtype(
-    [(name, _F8) for name in ("submit", "duration", "expected")]
+    [(name, _F8) for name in ("arrival", "submit", "duration", "expected")]
     + [(name, _I8) for name in ("overlong", "shape", "rank", "user", "child", "child_begun", "child_stop", "offset")]
 )
 # first, start, end: first start, last start, end, NaN: not yet. due: when it will end; until: its latest end, as

@@ -66,7 +66,7 @@ def advance(sim: Sim, log: EventLog) -> int:
     wake = sim.clock[1]
     now = wake
     if counter[ARRIVED] < jobs.size:
-        now = min(now, jobs[counter[ARRIVED]]["submit"])
+        now = min(now, jobs[counter[ARRIVED]]["arrival"])
     if ends.size[0] > 0:
         now = min(now, ends.key[0])
     # Node events alone do not prolong a replay in which no job is left.
@@ -86,7 +86,7 @@ def advance(sim: Sim, log: EventLog) -> int:
         _finish(sim, log, pop(ends))
     if counter[CHANGED] < sim.changes.size and sim.changes[counter[CHANGED]]["time"] <= now:
         _change(sim, log)
-    while counter[ARRIVED] < jobs.size and jobs[counter[ARRIVED]]["submit"] <= now:
+    while counter[ARRIVED] < jobs.size and jobs[counter[ARRIVED]]["arrival"] <= now:
         _arrive(sim, counter[ARRIVED])
         counter[ARRIVED] += 1
     return DECIDE

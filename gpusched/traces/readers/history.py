@@ -68,9 +68,9 @@ def trace_of(reader: Reader, *, name: str, since: float | None = None, until: fl
 def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple[Trace, int]:
     """Return `trace_of` plus earlier jobs that ran or waited when the window began, and their number.
 
-    They are the trace's first rows, in the order in which they began, all submitted when the window begins, with what
-    was left of their run times then. One that has not ended is taken to end with the window. Jobs that have waited ever
-    since are left out, as their run times are unknown.
+    They are the trace's first rows, with what was left of their run times then: those that ran, in the order in which
+    they began, and those that waited, in order of submission (`carried_first`). One that has not ended is taken to end
+    with the window. Jobs that have waited ever since are left out, as their run times are unknown.
 
     Raises:
         NoHistory: No job was submitted in the window and has run and ended.
@@ -84,11 +84,12 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
     before = [job for job in before if job.id in past.runs]
     left = {job.id: past.work_s(job, since) for job in before}
     before = [job for job in before if left[job.id] > 0]
-    before.sort(key=lambda job: (first_start[job.id], id_key(job.id)))
+    ran = {job.id for job in before if first_start[job.id] < since}
+    before.sort(key=lambda j: (j.id not in ran, first_start[j.id] if j.id in ran else _submit(j), id_key(j.id)))
     known = set(new.ids)
     after = {job.id: job for job in reader.rows(states=ENDED, since=since) if job.id in known}
     jobs = [*before, *(after[job_id] for job_id in new.ids)]
-    submits = [since] * len(before) + [_submit(after[job_id]) for job_id in new.ids]
+    submits = [_submit(job) for job in jobs]
     durations = [left[job.id] for job in before] + new.duration.tolist()
     notes = [note for note in new.notes if LEFT_OUT in note]
     # The first start of a job of the window may come after it.
@@ -96,19 +97,24 @@ def window_of(reader: Reader, *, name: str, since: float, until: float) -> tuple
     trace = past.with_progress(trace, jobs)
     limit = trace.limit.copy()  # of the limit, too, what was left when the window began
     limit[: len(before)] -= [past.had_s(job, since) for job in before]
-    running = sum(first_start[job.id] < since for job in before)
-    return running_first(replace(trace, limit=np.maximum(limit, 1.0)), running, len(before)), len(before)
+    trace = replace(trace, limit=np.maximum(limit, 1.0))
+    return carried_first(trace, len(ran), len(before), since), len(before)
 
 
-def running_first(trace: Trace, running: int, carried: int) -> Trace:
-    """Submit the first ``running`` of so many carried jobs a moment before all others.
+def carried_first(trace: Trace, running: int, carried: int, since: float) -> Trace:
+    """Let the first ``carried`` jobs join the queue at ``since`` (Unix seconds), which becomes the trace's epoch.
 
-    So they have their GPUs when a policy first decides about jobs that waited then, whatever it prefers.
+    Those of them that ran then, the first ``running``, join a moment before the others: so they have their GPUs when a
+    policy first decides about jobs that waited, whatever it prefers.
     """
-    if not 0 < running < carried:
+    if carried == 0:
         return trace
-    later = np.where(np.arange(len(trace)) < running, 0.0, EARLIER_S)
-    return replace(trace, submit=trace.submit + later, epoch=(trace.epoch or 0.0) - EARLIER_S)
+    if 0 < running < carried:
+        since -= EARLIER_S
+    submit = trace.submit + (trace.epoch or 0.0) - since
+    arrival = submit.copy()
+    arrival[:running], arrival[running:carried] = 0.0, EARLIER_S if 0 < running < carried else 0.0
+    return replace(trace, submit=submit, arrival=np.maximum.accumulate(arrival), epoch=since)
 
 
 LEFT_OUT = "that never ran"
