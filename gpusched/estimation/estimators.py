@@ -37,7 +37,7 @@ class LastTwo:
     def expected(self, trace: Trace) -> Floats:
         """Return the estimates; see `Estimator`."""
         end, found = ends_of(trace), np.zeros(len(trace))
-        fill_last_two(of_owners(trace), trace.submit, end, trace.duration, np.argsort(end, kind="stable"), found)
+        fill_last_two(of_owners(trace), trace.arrivals, end, trace.duration, np.argsort(end, kind="stable"), found)
         return found
 
     def in_replay(self, trace: Trace) -> tuple[PastRunTimes, None]:
@@ -84,14 +84,14 @@ def followed(trace: Trace, until: float = np.inf) -> tuple[Said, RunTimes]:
     start, said = starts_of(trace), np.full((len(trace), SAID), np.nan)
     end, started = start + trace.duration, np.flatnonzero(np.isfinite(start))
     by_start, by_end = (started[np.argsort(times[started], kind="stable")] for times in (start, end))
-    follow(known, trace.submit, start, trace.duration, by_start, by_end, until, said)
+    follow(known, trace.arrivals, start, trace.duration, by_start, by_end, until, said)
     quantiles = len(QUANTILES)
     return Said(said[:, :quantiles], said[:, quantiles], said[:, quantiles + 1]), known
 
 
 def starts_of(trace: Trace) -> Floats:
     """Return when each job started in the source, or would have without waiting if unknown, ``float64[jobs]``."""
-    return trace.submit + np.where(np.isnan(trace.wait), 0.0, trace.wait)
+    return np.maximum(trace.submit + np.where(np.isnan(trace.wait), 0.0, trace.wait), trace.arrivals)
 
 
 def ends_of(trace: Trace) -> Floats:

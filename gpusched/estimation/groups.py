@@ -79,7 +79,7 @@ def bursts_of(submit: Floats, kind: Ints) -> Ints:
     """Return each job's burst: jobs of one kind, each submitted within `BURST_GAP_S` of the one before."""
     if not len(submit):
         return np.zeros(0, np.int64)
-    order = np.lexsort((np.arange(len(submit)), kind))
+    order = np.lexsort((submit, kind))
     new = np.ones(len(submit), np.bool_)
     new[1:] = (kind[order][1:] != kind[order][:-1]) | (np.diff(submit[order]) > BURST_GAP_S)
     burst = np.empty(len(submit), np.int64)
