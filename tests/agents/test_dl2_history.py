@@ -79,6 +79,19 @@ def test_a_decision_is_rebuilt_with_what_was_known_then(tmp_path: Path) -> None:
     assert found[4].claims.number[CAPACITY] == 16 - 4, "the rigid one holds four"
 
 
+def test_a_recorded_time_limit_of_zero_is_none(tmp_path: Path) -> None:
+    trace = four(tmp_path)
+    assert trace.progress is not None
+    silent = replace(trace, progress=replace(trace.progress, steps=np.full(6, np.nan)))  # else that counts
+
+    def left(limit: np.ndarray[Any, Any]) -> list[list[float]]:
+        found = recorded_decisions(replace(silent, limit=limit), 16, Resizing())
+        return [one.claims.jobs["left_s"].tolist() for one in found]
+
+    assert left(np.zeros(6)) == left(np.full(6, np.nan)) != left(trace.limit)
+
+
+
 @pytest.mark.parametrize("policy", ["drf", "elastic", "optimus", "sia"])
 def test_a_history_is_best_explained_by_the_rule_that_made_it(tmp_path: Path, policy: str) -> None:
     trace, found = history(tmp_path, policy, 150)

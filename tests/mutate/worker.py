@@ -6,6 +6,7 @@ Reads one JSON object per line from stdin and answers with one. Nothing of gpusc
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ import rich.console  # noqa: F401
 import typer.testing  # noqa: F401
 import yaml  # noqa: F401
 
+PR_SET_PDEATHSIG = 1
 FLAGS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not testbed and not slow",
          "-W", "default::RuntimeWarning", "-W", "ignore::pytest.PytestAssertRewriteWarning"]  # fmt: skip
 
@@ -95,6 +97,7 @@ def forked(root: Path, job: dict[str, Any]) -> int | None:
     """The exit status of the tests; None where they took too long."""
     pid = os.fork()
     if pid == 0:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # its tests could go on for ever
         os.setsid()
         log = os.open(root.parent / f"{root.name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for stream in (1, 2):

@@ -200,7 +200,7 @@ class _Record:
         has_progress = bool(np.isfinite(progress.steps[job]))
         before = np.minimum(self.end, now) - self.begin
         used = float(before[(self.job == job) & (self.begin < now)].sum())
-        limit = self.trace.limit[job] if np.isfinite(self.trace.limit[job]) else np.inf
+        limit = self.trace.limit[job] if self.trace.limit[job] > 0 else np.inf  # or unknown
         row["work"] = np.nan
         row["left_s"] = max(limit - used, 1.0)
         if runs:
