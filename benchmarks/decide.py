@@ -97,10 +97,10 @@ def breakdown(snapshot: Snapshot, repeat: int) -> dict[str, float]:
         waiting = waiting_of(list(snapshot.pending), world, usage_of(snapshot))
         releases_of(snapshot.running, world, waiting.parts)
         marks.append(time.process_time())
-        outcome, blocks = _run(snapshot, world, waiting, {}, _Effects({}, {}, [], {}, []))
+        outcome, blocks = _run(snapshot, world, waiting, {}, _Effects({}, {}, [], {}, {}, []))
         marks.append(time.process_time())
         verdicts = Verdicts(snapshot, world, waiting, outcome.code.tolist())
-        for queue, block in blocks:
+        for queue, block in blocks.values():
             verdicts.add(queue, block, {})
         marks.append(time.process_time())
         starts(world, waiting, outcome)

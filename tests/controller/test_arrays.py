@@ -423,7 +423,7 @@ def test_a_chain_goes_on_after_the_limit_and_not_after_a_failure(site: Site, out
     if not goes_on:
         (row,) = site.store.pending_rows()
         assert (row.id, row.reason) == (f"{ARRAY}_[2-4]", "DependencyNeverSatisfied")
-        assert f"{ARRAY}_1 ended {outcome}" in row.message
+        assert f"chain:{ARRAY}_1: job {ARRAY}_1 ended {outcome}" in row.message
 
 
 # -- forecasts ---------------------------------------------------------------------------------------------------

@@ -227,8 +227,8 @@ def test_files_set_aside_are_kept_within_bounds(tmp_path: Path, monkeypatch: pyt
 
 def test_how_much_of_what_was_set_aside_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 MiB, 1000 files, 30 days; drafts for a day."""
-    monkeypatch.setattr("gpusched.queue.inbox.MAX_REFUSED_OF_USER", 1000)
-    monkeypatch.setattr("gpusched.queue.inbox.MAX_REFUSED_BYTES_OF_USER", 64 << 20)
+    monkeypatch.setattr("gpusched.queue.inbox.MAX_REFUSED_OF_USER", 10_000)
+    monkeypatch.setattr("gpusched.queue.inbox.MAX_REFUSED_BYTES_OF_USER", 1 << 30)
     inbox = Inbox(tmp_path)
     inbox.create()
 

@@ -8,7 +8,9 @@ import re
 import msgspec
 import pytest
 
+from benchmarks.decide import breakdown, build
 from gpusched.model.plan import ReasonCode
+from gpusched.model.policy import PolicySpec
 from gpusched.model.units import local_clock
 from gpusched.sched.alone import in_order
 from gpusched.sched.decide import decide
@@ -403,3 +405,8 @@ def test_nothing_to_do() -> None:
 def test_a_begin_in_another_year_has_its_year() -> None:
     plan = decide(snapshot([node("n")], [pending("later", 1, eligible_time=NOW + 400 * 24 * HOUR)]))
     assert re.fullmatch(r"not before \d+ Feb 1971 \d\d:\d\d \(begin time\)", plan.reasons["later"].message)
+
+
+def test_the_benchmark_of_decisions_times_each_stage() -> None:
+    snap = build(4, 20, 0.5, PolicySpec(name="b", place="best-fit", backfill="easy"), links=True)
+    assert breakdown(snap, 1).keys() == {"nodes", "queue", "passes", "reasons", "starts"}

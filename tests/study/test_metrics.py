@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpusched.sim.pool import NodeSpec, Pool
@@ -219,6 +219,7 @@ def test_jobs_present_at_the_beginning_hold_gpus_and_count_for_nothing_else(jobs
 
 
 @given(JOBS)
+@example([Job(0, 0, 10, (0,), 5), Job(0, 0, 10, (1,), 1)])  # of three free GPUs, and of seven
 @settings(deadline=None, max_examples=60)
 def test_fragmentation_and_means_equal_a_count_second_by_second(jobs: list[Job]) -> None:
     pool = Pool.uniform(3, 8)  # at most 4 jobs of 2 GPUs per node: never over capacity
