@@ -367,6 +367,8 @@ def test_before_anything_is_done_each_node_has_been_read_since_the_idle_time_beg
             for name, at in (("n0", 103.0), ("n1", last))
         }
         assert is_all_idle(two, before, news, (), 0.05, 10.0, 105.0) is found
+        again = news | {"n1": NodeObservation(began=104.0, result=reading_of(Host("n1", use=0.0), last))}  # the same
+        assert is_all_idle(two, before, again, (), 0.05, 10.0, 105.0) is found
     assert is_all_idle(two, before, {}, (), 0.05, 3.0, 105.0) is False, "n1 was not read for too long"
 
 
