@@ -222,7 +222,8 @@ def test_a_command_from_inside_a_job_is_its_users(world: InboxWorld) -> None:
 def test_only_permitted_users_add_audit_entries(world: InboxWorld, uid: int, fields: dict[str, Any], why: str) -> None:
     assert world.say(RecordAudit(time=NOW, action="exec", subject=("j",), **fields), uid) == why
     (entry,) = recorded(world)
-    expected = ("audit", uid, ("exec", "j"), why) if why else ("exec", fields.get("uid", -1 if fields else uid), ("j",), "")
+    about = fields.get("uid", -1 if fields else uid)
+    expected = ("audit", uid, ("exec", "j"), why) if why else ("exec", about, ("j",), "")
     assert (entry.command, entry.uid, entry.subject, entry.reason) == expected
 
 
