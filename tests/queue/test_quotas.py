@@ -87,6 +87,14 @@ def test_a_job_counts_for_its_user_its_groups_upwards_and_its_class() -> None:
     }  # fmt: skip
 
 
+def test_usage_leaves_the_week_with_the_end_of_its_three_hours(store: Store) -> None:
+    now = 1_000 * 3 * HOUR + 2 * HOUR
+    for name, ago in (("ann", 4.5 * HOUR), ("bob", 1.5 * HOUR)):
+        entered(store, (run(name, name, now - ago - 1.5 * HOUR), now - ago))
+    until = {(of.user, of.until, of.gpu_s) for of in store.gpu_seconds_of_week(now)}
+    assert until == {("ann", 1_000 * 3 * HOUR, 1.5 * HOUR), ("bob", 1_001 * 3 * HOUR, 1.5 * HOUR)}
+
+
 def test_gpu_seconds_are_those_of_the_week_and_those_that_running_jobs_may_use() -> None:
     half = active("half", 2, start_time=NOW - 1800, time_limit_s=3600)
     begins = active("begins", 1, start_time=None, state=JobState.STARTING, time_limit_s=3600)

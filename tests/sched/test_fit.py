@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gpusched.sched.arrays import allowed_nodes
 from gpusched.sched.fit import ALLOWED, CORES, GPUS, MEMORY, shortfall
 from gpusched.sched.state import PlacementRequest, Resources
 
@@ -43,3 +44,10 @@ def test_the_nearest_node_is_the_first_with_most_of_the_figure_among_those_with_
     free = Resources(*(np.array([99, 99, *of, 99]) for of in ([2, 4, 4, 3], [9, 5, 6, 8], [1, 1, 2, 3])))
     for asked, found in (((5, 1, 1), (GPUS, 0, 3)), ((3, 9, 1), (CORES, 0, 5)), ((4, 5, 3), (MEMORY, 0, 4))):
         assert shortfall(free, MASKS, PlacementRequest(2, 6, 1, *asked, -1)) == found
+
+
+def test_a_job_may_use_the_nodes_of_its_list_that_are_of_its_types_and_not_excluded() -> None:
+    row, types = {"a": 0, "b": 1, "c": 2, "d": 3}, ["A100", "V100", "A100", "A100"]
+    assert allowed_nodes(row, types, ["a", "b", "c"], ["c"], ["A100"]).tolist() == [1, 0, 0, 0]
+    assert allowed_nodes(row, types, [], ["c"], ["A100"]).tolist() == [1, 0, 0, 1]
+    assert allowed_nodes(row, types, ["b", "c"], [], []).tolist() == [0, 1, 1, 0]
