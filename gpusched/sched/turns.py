@@ -55,10 +55,10 @@ def partition_snapshot(snapshot: Snapshot, partition: str, spec: PolicySpec) -> 
 
 
 def _with_starts(actions: Iterable[Action], snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with what these actions start as running jobs, which press on the links."""
+    """Return the snapshot with what these actions start as running jobs; such as have one GPU press on no link."""
     pending = {job.id: job for job in snapshot.pending}
     begun = []
-    for start in (action for action in actions if isinstance(action, Start)):
+    for start in (action for action in actions if isinstance(action, Start) and action.allocation.gpus > 1):
         job = pending[start.job_id]
         named = (replace(p, node=inner_name(p.node, job.spec.profile)) for p in start.allocation.parts)  # as split
         begun.append(job.started(Allocation(job.id, tuple(named)), snapshot.now))
