@@ -315,7 +315,7 @@ class _Mapper:
         for single in np.unique(shape):
             request = request_of(requests, single)
             rows = slice(request.lo, request.hi)
-            large = (facts.usable.gpus[rows] >= request.gpus) & (facts.usable.gpus[rows] >= 0)
+            large = facts.usable.gpus[rows] >= request.gpus  # of a node that is away -1
             if request.mask >= 0:
                 large &= state.jobs.masks[request.mask, rows] != 0
             enough = np.bincount(facts.kind[rows][large], minlength=kinds) >= request.parts
