@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
@@ -30,13 +31,13 @@ def in_turn(
 ) -> Plan:
     """Return the plan of all partitions: those without an agent first, by ``staged``, then the agents' one by one.
 
-    ``decided`` decides for a partition by a snapshot with what the partitions before leave of limits, and with their
-    starts on the links; the given one itself if neither matters to its jobs.
+    ``decided`` decides for a partition by a snapshot with what the partitions before leave of limits and arrays, and
+    with their starts on the links; the given one itself if none of this matters to its jobs.
     """
     plan = staged(_without_partitions(snapshot, agents))
-    for name in agents:
-        left = with_bounds_after(plan.actions, snapshot, name)
-        if snapshot.beliefs and agents[name].uses_job_class_estimates:
+    for name, policy in agents.items():
+        left = _with_array_rooms(plan.actions, with_bounds_after(plan.actions, snapshot, name), name)
+        if snapshot.beliefs and policy.uses_job_class_estimates:
             left = _with_starts(plan.actions, left)
         plan = _merged(plan, decided(name, left))
     return plan
@@ -52,6 +53,17 @@ def partition_snapshot(snapshot: Snapshot, partition: str, spec: PolicySpec) -> 
         pending=tuple(j for j in snapshot.pending if j.spec.partition == partition),
         policies={partition: spec},
     )
+
+
+def _with_array_rooms(actions: Iterable[Action], snapshot: Snapshot, partition: str) -> Snapshot:
+    """Return the snapshot with how many more tasks of its jobs' arrays may start, of which others are elsewhere."""
+    bound = {job.id: job.array_id for job in snapshot.pending if job.array_room is not None}
+    begun = Counter(bound.get(action.job_id) for action in actions if isinstance(action, Start))
+    own = [job for job in snapshot.pending if job.spec.partition == partition and job.array_room is not None]
+    if not any(job.array_id in begun for job in own):
+        return snapshot
+    fewer = {job.id: replace(job, array_room=(job.array_room or 0) - begun[job.array_id]) for job in own}
+    return replace(snapshot, pending=tuple(fewer.get(job.id, job) for job in snapshot.pending))
 
 
 def _with_starts(actions: Iterable[Action], snapshot: Snapshot) -> Snapshot:
