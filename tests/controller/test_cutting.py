@@ -166,6 +166,16 @@ def test_a_gpu_with_a_strangers_process_is_left_alone(site: CutSite) -> None:
     assert host.mig == {0: SEVEN}
 
 
+def test_a_gpu_that_cannot_be_read_is_left_alone(site: CutSite) -> None:
+    host = site.world.hosts["n0"]
+    plain = host.gpu
+    host.gpu = lambda index, now: msgspec.structs.replace(plain(index, now), error="lost")  # type: ignore[method-assign]
+    site.turn()
+    site.wanted = (Cut("n0", 0, SEVEN),)
+    site.turn(2)
+    assert (site.kinds().count("gpu_cutting"), host.mig) == (0, {})
+
+
 def test_an_answer_is_not_judged_by_an_older_reading(site: CutSite) -> None:
     site.wanted = (Cut("n0", 0, SEVEN),)
     site.turn(heard=False)

@@ -165,6 +165,14 @@ def test_gpus_are_free_only_once_the_rank_is_gone(site: Site) -> None:
     assert site.job(other).state is JobState.RUNNING
 
 
+def test_a_rank_that_leaves_has_the_grace_period_to_do_so(site: Site) -> None:
+    job = pair(site)
+    site.submit_spec(spec(gpus_per_node=GPUS))
+    site.turn(heard=False)
+    (leaves,) = [rank for rank in site.store.ranks() if rank.job_id == job and rank.hot == "leaves"]
+    assert leaves.leave_by == site.world.now + site.cycle.inventory.settings.grace_s
+
+
 def test_a_job_that_ends_as_a_rank_leaves_has_its_outcome_in_its_last_run(site: Site) -> None:
     job = pair(site)
     site.submit_spec(spec(gpus_per_node=GPUS))

@@ -275,3 +275,13 @@ def test_a_store_that_a_frozen_controller_has_locked_is_freed(tmp_path: Path) ->
     store.close()
     child.stdin.close()
     child.stdout.close()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o400])
+def test_a_lock_is_for_the_controllers_user_alone(tmp_path: Path, mode: int) -> None:
+    """Whoever can open it can lock it."""
+    path = tmp_path / "lock"
+    path.touch()
+    path.chmod(mode)
+    with module._open_lock(path):
+        assert path.stat().st_mode & 0o777 == 0o600

@@ -165,6 +165,18 @@ def test_the_pause_of_a_hot_resize_counts_at_no_size(store: Store) -> None:
     assert speeds_of(store.progress_of_job("j")) == {8: 2.0, 4: 1.0}
 
 
+def test_until_ranks_that_joined_are_in_the_group_steps_count_at_the_former_size(store: Store) -> None:
+    elastic = Elastic(sizes=(4, 8), base_gpus=4, base_cores=1, base_memory_mib=1, cooldown_s=0, rank_gpus=4)
+    for step, now, nodes, asked in ((10, 50.0, 1, 1), (20, 60.0, 1, 2), (21, 90.0, 2, 2), (41, 100.0, 2, 2)):
+        spec = msgspec.structs.replace(_job().spec, elastic=elastic, nodes=asked)
+        resizes = Resizes(before=4) if now == 60.0 else Resizes()
+        job = msgspec.structs.replace(_job(), spec=spec, resizes=resizes)
+        store.put_jobs([job])
+        said = ProgressReading(step=step, age_s=0, nodes=float(nodes))
+        record_progress(store, [job], _seen("n0", "gpusched-j-1-0", now, progress=said))
+    assert speeds_of(store.progress_of_job("j")) == {4: 1.0, 8: 2.0}
+
+
 def test_steps_so_small_that_their_pace_is_no_number_give_none() -> None:
     """A job may report anything: nothing may be divided by 0, here or by what chooses sizes."""
     progress = progress_of((0.0, 100), (5e-324, 110))

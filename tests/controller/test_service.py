@@ -284,6 +284,15 @@ def test_a_changed_inventory_is_taken_up_and_a_broken_one_is_not(site: Installat
     assert (len(again.cycle.inventory.nodes), again.store.meta(INVENTORY_TROUBLE)) == (2, "")
 
 
+def test_each_other_mistake_in_the_inventory_is_reported(site: Installation) -> None:
+    service = site.start()
+    for count, text in enumerate(("partitions: [", "partitions: 5", "partitions: ["), 1):
+        site.change(text)
+        for _ in range(2):  # in the first it may be half saved
+            service.run(0.0)
+        assert site.kinds().count("inventory_refused") == count
+
+
 def test_a_half_saved_inventory_is_not_refused(site: Installation) -> None:
     service = site.start()
     site.change("")  # an editor's first step

@@ -106,6 +106,17 @@ def test_garbage_in_any_row_is_one_clear_error_and_is_set_aside(world: InboxWorl
         assert (rank.gpus, rank.node) == ((0,), "n0"), "its GPUs stay taken"
 
 
+def test_of_a_row_that_is_set_aside_64_kib_are_kept_and_a_rank_stays_on_an_unknown_node(world: InboxWorld) -> None:
+    garbage = b'{"a":' * 20_000
+    world.store._db.execute("DELETE FROM nodes")
+    world.store._db.execute("UPDATE ranks SET data = ?", (garbage,))
+    set_aside_damaged(world.store, NOW)
+    (event,) = (event for event in world.store.events() if event.kind == "row_set_aside")
+    assert event.data["was"]["data"] == garbage[: 64 * 1024].decode()
+    (rank,) = world.store.ranks()
+    assert (rank.node, rank.runtime, rank.gpus) == ("n0", "podman", (0,))
+
+
 def test_a_page_that_is_garbage_is_one_clear_error(world: InboxWorld, tmp_path: Path) -> None:
     for number in range(300):
         world.store.append([msgspec.structs.replace(world.store.events()[0], data={"x": "y" * 900, "n": number})])

@@ -249,6 +249,10 @@ def test_total_healthy_and_free_resources_of_a_node_and_their_holders() -> None:
     )  # fmt: skip
     assert shortfall_of(*count, (4, 4, 1)) == ("cores", "3 of 80 cores free, needs 4 (77 held by jobs)")
     assert shortfall_of(*count, (4, 3, 4096)) == ("memory", "2G of 512G memory free, needs 4G (510G held by jobs)")
+    unusable = node("n", blocked={0: "UNUSABLE: Xid 79 (gone); repair it"})
+    assert shortfall_of(unusable, (7, 80, 512 << 10), (8, 1, 1))[1] == (
+        "7 of 8 GPUs free, needs 8 (1 UNUSABLE: Xid 79 (gone))"
+    )  # fmt: skip
     over = (node("n"), (8, -2, -1024))
     assert shortfall_of(*over, (8, 1, 1)) == ("cores", "0 of 80 cores free, needs 1 (82 held by jobs)")
     assert shortfall_of(*over, (0, -2, 1024)) == ("memory", "0G of 512G memory free, needs 1G (513G held by jobs)")

@@ -136,6 +136,19 @@ def test_jobs_in_slices_are_in_the_history_and_in_its_replays(state: Path) -> No
     assert result.start[3] == 85.0, "GPUs are free at 55 s, and one is cut in half a minute"
 
 
+def test_jobs_that_run_the_same_are_known_by_it(tmp_path: Path) -> None:
+    runs: dict[str, dict[str, object]] = {
+        "a": {"script": "train"}, "b": {"script": "train"}, "c": {"command": ("train",)}, "d": {},
+    }  # fmt: skip
+    with closing(Store.create_or_open(tmp_path)) as store:
+        store.put_jobs([job(name, 0, JobState.COMPLETED, 20, **what) for name, what in runs.items()])
+        for name in runs:
+            run(store, name, 1, 10, 20, JobState.COMPLETED)
+        trace = trace_of(store, name="t")
+    assert trace.command is not None
+    assert trace.command.tolist() == [0, 0, 1, -1]
+
+
 def test_a_window_begins_with_what_ran_and_waited_then(state: Path) -> None:
     """From 100 s on: a and d run since 60 and 10 s, d to the end of the window; b waits, and f comes later."""
     store = Store.create_or_open(state)
