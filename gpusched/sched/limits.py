@@ -177,7 +177,7 @@ def limit_message(bound: Bound, cost: float, used: float) -> str:
 
 def _plain(gpus: float) -> str:
     """Return a number of GPUs, parts of them with two digits."""
-    return f"{round(gpus, 2):g}" if gpus % 1 else f"{gpus:.0f}"
+    return f"{round(gpus, 2):.12g}"
 
 
 def hours(gpu_s: float) -> str:

@@ -357,6 +357,17 @@ def test_a_pause_is_no_longer_than_the_time_since_it_was_asked_for(said: float, 
     assert _reported([rank], Resizes(times=(100.0,)), inputs) == (2, counts)
 
 
+@pytest.mark.parametrize(("ran_s", "counts"), [(39.0, 7.0), (50.0, None)])
+def test_a_pause_of_a_group_that_began_before_it_was_asked_for_counts_for_nothing(
+    ran_s: float, counts: float | None
+) -> None:
+    progress = ProgressReading(step=1.0, nodes=2.0, ran_s=ran_s, paused_s=7.0, age_s=0.5)
+    observed = {"n": SimpleNamespace(result=NodeReading(node="n", time=140.0))}
+    rank: Any = SimpleNamespace(container=SimpleNamespace(progress=progress), rank=SimpleNamespace(node="n"))
+    inputs: Any = SimpleNamespace(now=140.0, observations=observed)
+    assert _reported([rank], Resizes(times=(100.0,)), inputs) == (2, counts)
+
+
 @pytest.mark.parametrize(("paused_s", "mean_s"), [(7.0, 5.0), (None, 3.0)])
 def test_each_pause_counts_in_the_mean_cost_of_a_resize(paused_s: float | None, mean_s: float) -> None:
     resizes = Resizes(before=4, formed_since=90.0, costs_s=3.0, measured=1)

@@ -15,6 +15,7 @@ from gpusched.controller import publishing
 from gpusched.controller.publishing import Publisher
 from gpusched.model.notices import Notices, Receiver
 from gpusched.model.resources import EventSettings
+from gpusched.model.units import format_memory
 from gpusched.queue import reading
 from gpusched.queue.lastgood import LAST_GOOD, Declared, kept_declarations, store_declared
 from gpusched.queue.locks import LockWait, LockWaitingConnection, connect_to_write
@@ -142,7 +143,7 @@ def test_without_room_the_old_copy_stays(
             site.publisher.publish()
     (line,) = site.said
     assert line.startswith("cannot make a new copy of the store for other users")
-    assert "are needed" in line
+    assert f"{format_memory((1 << 40) + 1)} are needed" in line
     assert site.numbers() == [1]
     monkeypatch.undo()
     site.publisher.publish()

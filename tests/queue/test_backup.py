@@ -286,6 +286,21 @@ def test_root_does_not_leave_files_that_the_controller_cannot_use(make: Callable
     assert not (tmp_path / "backups").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(("owner", "copied"), [(64006, False), (64007, True), (64008, False)])
+def test_without_root_files_of_other_users_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, copied: bool
+) -> None:
+    """Who owns a command file is who sent it."""
+    for folder in ("from", "to"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "from" / "a.submit").touch()
+    os.chown(tmp_path / "from" / "a.submit", owner, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 64007)
+    backup._copy_file(tmp_path / "from", tmp_path / "to", Path("a.submit"))
+    assert (tmp_path / "to" / "a.submit").exists() is copied
+
+
 def test_an_interrupted_backup_removes_no_other(make: Callable[..., Path], store: Store, tmp_path: Path) -> None:
     """A superseded controller leaves them to the other one."""
     kept = [make(), make(HOUR)]
