@@ -58,7 +58,7 @@ def partition_snapshot(snapshot: Snapshot, partition: str, spec: PolicySpec) -> 
 def _with_array_rooms(actions: Iterable[Action], snapshot: Snapshot, partition: str) -> Snapshot:
     """Return the snapshot with how many more tasks of its jobs' arrays may start, of which others are elsewhere."""
     bound = {job.id: job.array_id for job in snapshot.pending if job.array_room is not None}
-    begun = Counter(bound.get(action.job_id) for action in actions if isinstance(action, Start))
+    begun = Counter(bound[a.job_id] for a in actions if isinstance(a, Start) and a.job_id in bound)
     own = [job for job in snapshot.pending if job.spec.partition == partition and job.array_room is not None]
     if not any(job.array_id in begun for job in own):
         return snapshot
