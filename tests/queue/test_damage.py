@@ -117,6 +117,12 @@ def test_of_a_row_that_is_set_aside_64_kib_are_kept_and_a_rank_stays_on_an_unkno
     assert (rank.node, rank.runtime, rank.gpus) == ("n0", "podman", (0,))
 
 
+def test_a_job_of_a_user_who_is_gone_is_nobodys(world: InboxWorld) -> None:
+    world.store._db.execute("UPDATE jobs SET data = x'00', user = 'no such user' WHERE state = 'RUNNING'")
+    set_aside_damaged(world.store, NOW)
+    assert [job.uid for job in world.store.jobs(user="no such user")] == [-1]
+
+
 def test_a_page_that_is_garbage_is_one_clear_error(world: InboxWorld, tmp_path: Path) -> None:
     for number in range(300):
         world.store.append([msgspec.structs.replace(world.store.events()[0], data={"x": "y" * 900, "n": number})])

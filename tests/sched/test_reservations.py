@@ -364,3 +364,17 @@ def test_conservative_delays_no_job_around_reservations(seed: int) -> None:
         first = replace(snap, pending=snap.pending[:count])
         alone = {job: now for now, begun, _ in driven(first, ones) for job in begun}
         assert all(whole[job] <= start for job, start in alone.items())
+
+
+def test_no_place_is_kept_for_a_job_that_could_start_too_late_for_its_reservation_s_end() -> None:
+    kept = Reservation(name="r", nodes=("n",), begin=worlds.NOW - 10, end=worlds.NOW + 10_000, users=("alice",))
+    busy = worlds.running("x", {"n": (0, 1, 2, 3)}, worlds.NOW + 5000)
+
+    def begun(limit: int) -> set[str]:
+        head = worlds.pending("head", 8, limit=limit, reserved=kept)
+        other = worlds.pending("other", 4, limit=9500, submit=1.0, reserved=kept)
+        node = worlds.node("n", reservations=(kept,))
+        return {*worlds.started(decide(worlds.snapshot([node], [head, other], [busy], backfill="easy")))}
+
+    assert begun(5000) == set(), "else the head would be delayed"
+    assert begun(9000) == {"other"}

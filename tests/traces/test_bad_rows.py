@@ -16,7 +16,7 @@ from gpusched.traces import file as tracefile
 from gpusched.traces.load import load
 from gpusched.traces.readers import cache
 from gpusched.traces.readers.columns import _rows, read_csv
-from gpusched.traces.readers.draft import sorted_order, to_times
+from gpusched.traces.readers.draft import sorted_order, to_numbers, to_times
 from gpusched.traces.trace import Trace
 from tests.traces import samples
 
@@ -284,3 +284,9 @@ def test_a_time_with_a_zone_in_as_many_characters_is_read_as_what_it_says() -> N
     texts = ["2017-10-03T14+02:00", "2017-10-03T14+00:00"]
     assert {len(text) for text in texts} == {19}
     assert to_times(texts).tolist() == [1507032000.0, 1507039200.0]
+
+
+def test_numbers_that_floats_do_not_distinguish_from_the_next_are_none() -> None:
+    most = 1 << 53
+    assert to_numbers([str(most), str(-most)]).tolist() == [most, -most]
+    assert np.isnan(to_numbers([str(most + 2), str(-most - 2), "1e400"])).all()
