@@ -33,6 +33,7 @@ from gpusched.study.study import Scenario
 from gpusched.traces import file as tracefile
 from gpusched.traces.trace import Trace
 from tests.agents.habits import DATA, EPOCH, FAST, Cli, cli, habits
+from tests.sim.worlds import trace_of
 
 __all__ = ["cli"]  # a fixture
 
@@ -142,6 +143,14 @@ def test_groups_from_burst_to_all() -> None:
     assert group["user, image"][0] == group["user, image"][1] != group["user, image"][2]
     assert group["user, image"][3] == -1
     assert len(set(group["all"])) == 1
+
+
+def test_what_a_window_begins_with_ends_in_it() -> None:
+    """One job runs when it begins, with 50 s left; one waits, whose estimate knows nothing of it yet."""
+    trace = trace_of([-100, -30, 20, 60], [50, 70, 10, 10], [1, 1, 1, 1], limit=[900, 900, 900, 900], user=[0, 0, 0, 0])
+    trace = replace(trace, arrival=np.array([0.0, 0.001, 20.0, 60.0]), wait=np.array([10.0, 80.0, 500.0, 0.0]))
+    assert ends_of(trace).tolist() == [50.0, 120.0, 530.0, 70.0]
+    assert LastTwo().expected(trace).tolist() == [900.0, 900.0, 900.0, 50.0]
 
 
 @pytest.mark.parametrize("estimator", [HistoryEstimator(), LastTwo()])
