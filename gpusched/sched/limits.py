@@ -34,7 +34,8 @@ class Rooms:
 
     def full(self, job: PendingView, gpus: int | None = None) -> Reason | None:
         """Return why the job may not start, by the first limit it exceeds, or None. ``gpus``: instead of its own."""
-        if self._array_is_full(job):
+        room = self.array_room(job)
+        if room is not None and room <= 0:
             return ARRAY_FULL
         return self._exceeded((at, self._cost(at, job, gpus)) for at in job.bounds)
 
@@ -48,8 +49,9 @@ class Rooms:
         at = next((at for at in job.bounds if self._cost(at, job, None) > self._bounds[at].rule.limit), None)
         return None if at is None else self.reasons.of(at, self._cost(at, job, None), self._room[at])
 
-    def _array_is_full(self, job: PendingView) -> bool:
-        return job.array_room is not None and self._arrays.setdefault(job.array_id or job.id, job.array_room) <= 0
+    def array_room(self, job: PendingView) -> int | None:
+        """Return how many more tasks of the job's array may start; None: no bound."""
+        return None if job.array_room is None else self._arrays.get(job.array_id or job.id, job.array_room)
 
     def take(self, job: PendingView, gpus: int | None = None) -> None:
         """Record the job's start."""
@@ -87,12 +89,12 @@ class Rooms:
         return limit_units(self._bounds[at].rule.unit, counted, max(0.0, job.limit_s))
 
 
-def with_bounds_after(actions: Iterable[Action], snapshot: Snapshot, partition: str) -> Snapshot:
-    """Return the snapshot with what these starts, and growth, in other partitions take of limits.
+def with_limits_after(actions: Iterable[Action], snapshot: Snapshot, partition: str) -> Snapshot:
+    """Return the snapshot with what these starts, and growth, in other partitions take of limits and arrays.
 
     The snapshot itself if they take nothing of what jobs of the partition count for.
     """
-    if not snapshot.bounds:
+    if not snapshot.bounds and all(job.array_room is None for job in snapshot.pending):
         return snapshot
     rooms, pending = Rooms(snapshot), {job.id: job for job in snapshot.pending}
     running, charged = {job.id: job for job in snapshot.running}, set[int]()
@@ -103,9 +105,12 @@ def with_bounds_after(actions: Iterable[Action], snapshot: Snapshot, partition: 
         elif isinstance(action, Resize) and rooms.refuse_resize(running[action.job_id], action.gpus) is None:
             charged.update(running[action.job_id].bounds)
     jobs: tuple[PendingView | RunningView, ...] = (*snapshot.pending, *snapshot.running)
-    if not any(charged.intersection(job.bounds) for job in jobs if job.spec and job.spec.partition == partition):
+    own = [job for job in jobs if job.spec and job.spec.partition == partition]
+    left = {j.id: room for j in own if isinstance(j, PendingView) and (room := rooms.array_room(j)) != j.array_room}
+    if not left and not any(charged.intersection(job.bounds) for job in own):
         return snapshot
-    return replace(snapshot, bounds=rooms.bounds)
+    waiting = (replace(job, array_room=left[job.id]) if job.id in left else job for job in snapshot.pending)
+    return replace(snapshot, bounds=rooms.bounds, pending=tuple(waiting))
 
 
 class LimitReasons:

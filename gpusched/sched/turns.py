@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
@@ -11,7 +10,7 @@ from gpusched.model.jobs import Allocation
 from gpusched.model.plan import Action, Plan, Start
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
-from gpusched.sched.limits import with_bounds_after
+from gpusched.sched.limits import with_limits_after
 from gpusched.sched.slicenames import inner_name
 
 
@@ -36,7 +35,7 @@ def in_turn(
     """
     plan = staged(_without_partitions(snapshot, agents))
     for name, policy in agents.items():
-        left = _with_array_rooms(plan.actions, with_bounds_after(plan.actions, snapshot, name), name)
+        left = with_limits_after(plan.actions, snapshot, name)
         if snapshot.beliefs and policy.uses_job_class_estimates:
             left = _with_starts(plan.actions, left)
         plan = _merged(plan, decided(name, left))
@@ -53,17 +52,6 @@ def partition_snapshot(snapshot: Snapshot, partition: str, spec: PolicySpec) -> 
         pending=tuple(j for j in snapshot.pending if j.spec.partition == partition),
         policies={partition: spec},
     )
-
-
-def _with_array_rooms(actions: Iterable[Action], snapshot: Snapshot, partition: str) -> Snapshot:
-    """Return the snapshot with how many more tasks of its jobs' arrays may start, of which others are elsewhere."""
-    bound = {job.id: job.array_id for job in snapshot.pending if job.array_room is not None}
-    begun = Counter(bound[a.job_id] for a in actions if isinstance(a, Start) and a.job_id in bound)
-    own = [job for job in snapshot.pending if job.spec.partition == partition and job.array_room is not None]
-    if not any(job.array_id in begun for job in own):
-        return snapshot
-    fewer = {job.id: replace(job, array_room=(job.array_room or 0) - begun[job.array_id]) for job in own}
-    return replace(snapshot, pending=tuple(fewer.get(job.id, job) for job in snapshot.pending))
 
 
 def _with_starts(actions: Iterable[Action], snapshot: Snapshot) -> Snapshot:

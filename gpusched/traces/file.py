@@ -31,8 +31,10 @@ _KINDS = {f.name: f.type for f in fields(Trace)}  # as text
 FLOATS, INTS = (tuple(name for name, kind in _KINDS.items() if kind == of) for of in ("Floats", "Ints"))
 NAMES = {"user": "users", "group": "groups", "model": "models", "gpu_type": "gpu_types", "status": "statuses"}
 # columns that most sources do not have
-_FLAGS = tuple(name for name, kind in _KINDS.items() if kind == "Flags | None")
-SOME = (*(name for name, kind in _KINDS.items() if kind == "Ints | None"), *_FLAGS)
+_FLAGS, _SOME_FLOATS, _SOME_INTS = (
+    tuple(name for name, kind in _KINDS.items() if kind == f"{of} | None") for of in ("Flags", "Floats", "Ints")
+)
+SOME = (*_SOME_INTS, *_SOME_FLOATS, *_FLAGS)
 _SOME_NAMES = {
     "account": "accounts", "qos": "classes", "policy": "policies", "profile": "profiles", "nodelist": "node_lists",
     "exclude": "node_lists", "ran_on": "node_lists",
@@ -107,7 +109,8 @@ def _trace(arrays: Mapping[str, npt.NDArray[Any]]) -> Trace:
     columns: dict[str, Any] = {name: _spread(arrays[name], count, np.float64) for name in FLOATS}
     columns |= {name: _spread(arrays[name], count, np.int64) for name in INTS}
     columns |= {plural: _texts(arrays, plural) for plural in NAMES.values()}
-    columns |= {name: _spread(arrays[name], count, np.int64) for name in SOME if name in arrays}
+    for names, kind in (((*_SOME_INTS, *_FLAGS), np.int64), (_SOME_FLOATS, np.float64)):
+        columns |= {name: _spread(arrays[name], count, kind) for name in names if name in arrays}
     columns |= {name: columns[name] != 0 for name in _FLAGS if name in columns}
     columns |= {plural: _texts(arrays, plural) for column, plural in _SOME_NAMES.items() if column in columns}
     if f"{_PROGRESS}steps" in arrays:
@@ -137,7 +140,8 @@ def check(trace: Trace) -> None:
     count = len(trace)
     if count == 0 or len(trace.ids) != count:
         raise ValueError(f"{len(trace.ids)} ids of {count} jobs")
-    if not np.all(np.isfinite(trace.submit)) or np.any(np.diff(trace.submit) < 0):
+    finite = np.all(np.isfinite(trace.submit)) and np.all(np.isfinite(trace.arrivals))
+    if not finite or np.any(np.diff(trace.arrivals) < 0):
         raise ValueError("submit times that are not in order")
     if not np.all(np.isfinite(trace.duration)) or np.any(trace.duration <= 0):
         raise ValueError("run times that are not above 0")

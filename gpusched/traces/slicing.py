@@ -31,7 +31,7 @@ def select(trace: Trace, jobs: npt.NDArray[np.bool_] | npt.NDArray[np.int64], no
     """
     order = np.flatnonzero(jobs) if jobs.dtype == np.bool_ else jobs.astype(np.int64)
     columns = {name: getattr(trace, name)[order] for name in (*FLOATS, *INTS) if name != "depends_on"}
-    some = {name: getattr(trace, name) for name in (*SOME, "arrival")}
+    some = {name: getattr(trace, name) for name in SOME}
     columns |= {name: None if rows is None else rows[order] for name, rows in some.items()}
     return replace(
         trace, ids=tuple([trace.ids[i] for i in order.tolist()]), depends_on=moved(trace.depends_on, order),

@@ -91,7 +91,6 @@ def test_a_recorded_time_limit_of_zero_is_none(tmp_path: Path) -> None:
     assert left(np.zeros(6)) == left(np.full(6, np.nan)) != left(trace.limit)
 
 
-
 @pytest.mark.parametrize("policy", ["drf", "elastic", "optimus", "sia"])
 def test_a_history_is_best_explained_by_the_rule_that_made_it(tmp_path: Path, policy: str) -> None:
     trace, found = history(tmp_path, policy, 150)

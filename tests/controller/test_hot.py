@@ -347,21 +347,15 @@ TestHotOrders.settings = settings(
 )
 
 
-@pytest.mark.parametrize(("said", "counts"), [(7.0, 7.0), (9e15, 40.0)])
-def test_a_pause_is_no_longer_than_the_time_since_it_was_asked_for(said: float, counts: float) -> None:
-    """One job's figure decides whether others are asked to give up GPUs."""
-    progress = ProgressReading(step=1.0, nodes=2.0, ran_s=1.0, paused_s=said, age_s=1.0)
-    observed = {"n": SimpleNamespace(result=NodeReading(node="n", time=140.0))}
-    rank: Any = SimpleNamespace(container=SimpleNamespace(progress=progress), rank=SimpleNamespace(node="n"))
-    inputs: Any = SimpleNamespace(now=140.0, observations=observed)
-    assert _reported([rank], Resizes(times=(100.0,)), inputs) == (2, counts)
-
-
-@pytest.mark.parametrize(("ran_s", "counts"), [(39.0, 7.0), (50.0, None)])
-def test_a_pause_of_a_group_that_began_before_it_was_asked_for_counts_for_nothing(
-    ran_s: float, counts: float | None
+@pytest.mark.parametrize(("said", "age_s", "ran_s", "counts"), [
+    (7.0, 1.0, 1.0, 7.0), (9e15, 1.0, 1.0, 40.0), (7.0, 0.5, 39.0, 7.0),
+    (7.0, 0.5, 50.0, None),  # of a group that began before
+])  # fmt: skip
+def test_a_pause_is_no_longer_than_the_time_since_it_was_asked_for(
+    said: float, age_s: float, ran_s: float, counts: float | None
 ) -> None:
-    progress = ProgressReading(step=1.0, nodes=2.0, ran_s=ran_s, paused_s=7.0, age_s=0.5)
+    """One job's figure decides whether others are asked to give up GPUs."""
+    progress = ProgressReading(step=1.0, nodes=2.0, ran_s=ran_s, paused_s=said, age_s=age_s)
     observed = {"n": SimpleNamespace(result=NodeReading(node="n", time=140.0))}
     rank: Any = SimpleNamespace(container=SimpleNamespace(progress=progress), rank=SimpleNamespace(node="n"))
     inputs: Any = SimpleNamespace(now=140.0, observations=observed)

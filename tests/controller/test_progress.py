@@ -152,29 +152,25 @@ def test_files_of_an_earlier_attempt_do_not_count(store: Store) -> None:
     assert store.progress_of_unended()["j"][-1].first_at == 40.0
 
 
-def test_the_pause_of_a_hot_resize_counts_at_no_size(store: Store) -> None:
-    """Else a job that just grew and lost a rank seems slow at that size, and does not grow again."""
+@pytest.mark.parametrize(("reports", "speeds"), [
+    (((10, 50.0, 2, 2, None), (20, 55.0, 2, 1, 8), (21, 95.0, 1, 1, 8), (23, 97.0, 1, 1, None)), {8: 2.0, 4: 1.0}),
+    (((10, 50.0, 1, 1, None), (20, 60.0, 1, 2, 4), (21, 90.0, 2, 2, None), (41, 100.0, 2, 2, None)), {4: 1.0, 8: 2.0}),
+])  # fmt: skip
+def test_the_pause_of_a_hot_resize_counts_at_no_size(
+    store: Store, reports: tuple[tuple[int, float, int, int, int | None], ...], speeds: dict[int, float]
+) -> None:
+    """Else a job that just grew and lost a rank seems slow at that size, and does not grow again.
+
+    ``reports``: step, time, nodes of its group and nodes that it has, and its GPUs before a resize under way.
+    """
     elastic = Elastic(sizes=(4, 8), base_gpus=4, base_cores=1, base_memory_mib=1, cooldown_s=0, rank_gpus=4)
-    for step, now, nodes in ((10, 50.0, 2), (20, 55.0, 2), (21, 95.0, 1), (23, 97.0, 1)):
-        spec = msgspec.structs.replace(_job().spec, elastic=elastic, nodes=2 if now == 50.0 else 1)
-        resizes = Resizes(before=8) if 50.0 < now < 97.0 else Resizes()
-        job = msgspec.structs.replace(_job(), spec=spec, resizes=resizes)
+    for step, now, nodes, has, before in reports:
+        spec = msgspec.structs.replace(_job().spec, elastic=elastic, nodes=has)
+        job = msgspec.structs.replace(_job(), spec=spec, resizes=Resizes(before=before))
         store.put_jobs([job])
         said = ProgressReading(step=step, age_s=0, nodes=float(nodes))
         record_progress(store, [job], _seen("n0", "gpusched-j-1-0", now, progress=said))
-    assert speeds_of(store.progress_of_job("j")) == {8: 2.0, 4: 1.0}
-
-
-def test_until_ranks_that_joined_are_in_the_group_steps_count_at_the_former_size(store: Store) -> None:
-    elastic = Elastic(sizes=(4, 8), base_gpus=4, base_cores=1, base_memory_mib=1, cooldown_s=0, rank_gpus=4)
-    for step, now, nodes, asked in ((10, 50.0, 1, 1), (20, 60.0, 1, 2), (21, 90.0, 2, 2), (41, 100.0, 2, 2)):
-        spec = msgspec.structs.replace(_job().spec, elastic=elastic, nodes=asked)
-        resizes = Resizes(before=4) if now == 60.0 else Resizes()
-        job = msgspec.structs.replace(_job(), spec=spec, resizes=resizes)
-        store.put_jobs([job])
-        said = ProgressReading(step=step, age_s=0, nodes=float(nodes))
-        record_progress(store, [job], _seen("n0", "gpusched-j-1-0", now, progress=said))
-    assert speeds_of(store.progress_of_job("j")) == {4: 1.0, 8: 2.0}
+    assert speeds_of(store.progress_of_job("j")) == speeds
 
 
 def test_steps_so_small_that_their_pace_is_no_number_give_none() -> None:

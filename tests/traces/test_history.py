@@ -165,6 +165,8 @@ def test_a_window_begins_with_what_ran_and_waited_then(state: Path) -> None:
     assert trace.duration.tolist() == [30.0, 900.0, 560.0, 100.0]
     assert trace.wait.tolist() == [10.0, 2.0, 135.0, 50.0]
     assert trace.limit.tolist() == [600.0 - 40, 600.0 - 90, 600.0, 600.0]
+    tracefile.write(state / "w.gpusched.npz", trace)
+    assert tracefile.read(state / "w.gpusched.npz").arrivals.tolist() == trace.arrivals.tolist()
     one = replace(select(trace, np.array([1, 2])), user=np.array([0, 1]), users=("ann", "bob"))
     pool = Pool.of([NodeSpec(4)] * 2)
     result = replay(one, pool, "fairshare", half_life_s=3600.0, usage={"ann": 10.0})

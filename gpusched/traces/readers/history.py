@@ -109,12 +109,12 @@ def carried_first(trace: Trace, running: int, carried: int, since: float) -> Tra
     """
     if carried == 0:
         return trace
-    if 0 < running < carried:
-        since -= EARLIER_S
-    submit = trace.submit + (trace.epoch or 0.0) - since
+    lead_s = EARLIER_S if 0 < running < carried else 0.0
+    epoch = since - lead_s
+    submit = trace.submit + (trace.epoch or 0.0) - epoch
     arrival = submit.copy()
-    arrival[:running], arrival[running:carried] = 0.0, EARLIER_S if 0 < running < carried else 0.0
-    return replace(trace, submit=submit, arrival=np.maximum.accumulate(arrival), epoch=since)
+    arrival[:running], arrival[running:carried] = 0.0, lead_s
+    return replace(trace, submit=submit, arrival=np.maximum.accumulate(arrival), epoch=epoch)
 
 
 LEFT_OUT = "that never ran"
