@@ -96,7 +96,7 @@ def test_energy_is_charged_to_the_holders_of_the_gpus_in_any_order(slurm_cluster
         site.wait(job, "CANCELLED")
     slurm_cluster.cli("tick")
     for gpus, job in jobs.items():
-        assert job_of(slurm_cluster, job).energy_j == gpus * gpus, "joules: each GPU as many as the job has GPUs"
+        assert job_of(slurm_cluster, job).energy_j == pytest.approx(gpus * gpus), "joules: each GPU as many as the job has GPUs"
     rows = {row["name"]: row["energy_kwh"] for row in slurm_cluster.json("power", "--by", "job")["rows"]}
     assert {job: rows[str(job)] for job in jobs.values()} == {jobs[n]: pytest.approx(n * n / 3.6e6) for n in jobs}
 
@@ -184,7 +184,7 @@ def test_a_job_chosen_to_start_counts_and_is_not_charged(slurm_cluster: SlurmClu
     tick()
     with slurm_cluster.reader() as reader:
         assert reader is not None
-        assert reader.energy_of_jobs() == {str(runs): 4.0}
+        assert reader.energy_of_jobs() == pytest.approx({str(runs): 4.0})
 
 
 def test_where_slurm_does_not_answer_nothing_is_decided_and_time_goes_on(slurm_cluster: SlurmCluster) -> None:
@@ -198,7 +198,7 @@ def test_where_slurm_does_not_answer_nothing_is_decided_and_time_goes_on(slurm_c
     with slurm_cluster.reader() as reader:
         assert reader is not None
         assert "not on PATH" in str(reader.meta(TROUBLE))
-        assert reader.energy_of_jobs()[str(job)] == 7.0
+        assert reader.energy_of_jobs()[str(job)] == pytest.approx(7.0)
     assert job_of(slurm_cluster, job).state is JobState.RUNNING
     slurm_cluster.cli("tick")
     with slurm_cluster.reader() as reader:
