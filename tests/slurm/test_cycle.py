@@ -115,7 +115,8 @@ def test_a_job_that_slurm_requeues_is_one_job_with_two_attempts(slurm_cluster: S
     assert (waiting.state, waiting.attempt, waiting.allocation) == (JobState.PENDING, 1, None)
     assert "BeginTime" in slurm_cluster.cli("why", str(job)).stdout
     go.touch()
-    site.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+    # slurmd refuses a credential of the second in which the job was requeued ("already killed, do not launch")
+    site.run(["scontrol", "update", f"JobId={job}", "StartTime=now+2"])
     site.wait(job, "FAILED")
     slurm_cluster.cli("tick")
     ended = job_of(slurm_cluster, job)
