@@ -154,7 +154,7 @@ def with_ways(world: SimWorld) -> tuple[SimWorld, PlacingState]:
     if world.sim.links is not None:
         return _with_own_requests(world, world.sim.links)
     most = most_nodes(world.trace, network.keeps_nodes)
-    asked = np.stack((world.demand.shape, network.kind, most, _one_rack(world.trace, network)), axis=-1)
+    asked = np.stack((world.demand.shape, network.kind, most, one_rack_of(world.trace, network)), axis=-1)
     world, placing, _ = _with_classes(world, asked[:, None])
     return world, placing
 
@@ -206,7 +206,7 @@ def with_ways_at_sizes(
     shape = np.column_stack((submitted, menus.shape[menu], np.where(resizable & (submitted >= 0), request, -1)))
     most = np.where(resizable, 0, most_nodes(world.trace, network.keeps_nodes))
     most = np.column_stack((*[most] * (1 + sizes.shape[1]), np.full(len(sizes), OWN)))
-    one_rack = np.repeat(_one_rack(world.trace, network)[:, None], shape.shape[1], axis=1)
+    one_rack = np.repeat(one_rack_of(world.trace, network)[:, None], shape.shape[1], axis=1)
     kind = np.repeat(network.kind[:, None], shape.shape[1], axis=1)
     if (learned := network.learned) is not None:
         at = np.nonzero(resizable[:, None] & (shape >= 0))
@@ -234,7 +234,7 @@ OWN = -1
 """In place of `most_nodes`: it keeps its number of nodes, and no job has an equal request, either; -1 - n: n nodes."""
 
 
-def _one_rack(trace: Trace, network: PlacementNetwork) -> Ints:
+def one_rack_of(trace: Trace, network: PlacementNetwork) -> Ints:
     """Return which jobs run in one rack only, ``int64[jobs]``; without switches none does."""
     some = trace.one_rack is not None and len(network.tree.parent)
     return np.asarray(trace.one_rack if some else np.zeros(len(trace)), np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.model.units import count_of
-from gpusched.sched.fit import set_feasibility
+from gpusched.sched.fit import entry, set_feasibility
 from gpusched.sched.sizing.live import pace_of
 from gpusched.sched.state import WHOLE, Floats, Ints, filled
 from gpusched.sim.engine.build import ResizableJobs, SimWorld
@@ -75,6 +75,8 @@ class ResizedShapes:
         self._own: dict[int, tuple[int, int]] = {}  # job -> its recorded shape, and the row of its speeds
         self._shapes: dict[tuple[int, TargetSize], int] = {}  # (recorded shape, size) -> shape
         self._rows: dict[RateClass, int] = {}
+        self._layouts: dict[tuple[int, int, bool], int] = {}  # (shape, nodes, in one rack only) -> shape
+        self._bases: dict[int, int] = {}  # and back
         self._known: dict[int, str] = {}  # row of speeds -> how they are known (see `notes`)
         self._notes: dict[str, None] = {}
 
@@ -119,9 +121,30 @@ class ResizedShapes:
             self._shapes[key] = len(world.sim.shapes) - 1
         return world, self._shapes[key]
 
+    def layout(self, world: SimWorld, shape: int, parts: int, one_rack: bool) -> tuple[SimWorld, int]:
+        """Return the world with a request for a shape's GPUs over ``parts`` equal nodes, and its index.
+
+        ``one_rack``: all in one rack only.
+        """
+        base = world.sim.shapes[shape]
+        key = shape, parts, one_rack
+        if (base["parts"], base["spread"]) == (parts, one_rack):
+            return world, shape
+        if key not in self._layouts:
+            row = {name: int(base[name]) for name in SHAPE.names or ()}
+            row |= {name: -(-row[name] * row["parts"] // parts) for name in ("gpus", "cores", "memory")}
+            milli = entry(world.passes.requests.milli, shape, WHOLE)
+            world = _with_request(world, row | {"parts": parts, "spread": int(one_rack)}, milli)
+            self._layouts[key] = len(world.sim.shapes) - 1
+            self._bases[self._layouts[key]] = shape
+        return world, self._layouts[key]
+
+    def base_of(self, shape: int) -> int:
+        """Return the shape that `layout` was given for this one; a shape without layouts itself."""
+        return self._bases.get(shape, shape)
+
     def _with_shape(self, world: SimWorld, job: int, own: int, size: TargetSize) -> SimWorld:
-        sim, passes, trace = world.sim, world.passes, world.trace
-        base = sim.shapes[own]
+        trace, base = world.trace, world.sim.shapes[own]
         gpus, cores, memory, nodes = (np.array([amount or 0]) for amount in size)
         # Split the request over nodes as for any job, then append its row to the arrays of shapes, requests and speeds.
         one = replace(select(trace, np.array([job])), gpus=gpus, cores=cores, memory_mib=memory, nodes=nodes)
@@ -129,16 +152,8 @@ class ResizedShapes:
         if found.shape[0] < 0:
             raise UsageError(f"job {trace.ids[job]} cannot have {size.gpus} GPUs: {found.infeasible[0]}")
         row = {name: int(column[0]) for name, column in found.requests._asdict().items() if column is not None}
-        row["mask"] = int(base["mask"])
-        shapes = np.append(sim.shapes, filled(SHAPE, 1, **row, queue=int(base["queue"]), weight=int(base["weight"])))
-        if passes.requests.milli is not None:
-            row["milli"] = WHOLE
-        longer = {name: np.append(getattr(passes.requests, name), of) for name, of in row.items()}
-        requests = passes.requests._replace(**longer)
-        jobs = passes.jobs._replace(feasibility=np.append(passes.jobs.feasibility, 0))
-        passes = passes._replace(requests=requests, jobs=jobs)
-        set_feasibility(passes.total, passes.usable, requests, jobs, passes.scratch)
-        return world._replace(sim=sim._replace(shapes=shapes), passes=passes)
+        row |= {name: int(base[name]) for name in ("mask", "queue", "weight")}
+        return _with_request(world, row, WHOLE)
 
     def row(self, world: SimWorld, job: int, shape: int) -> tuple[SimWorld, int]:
         """Return the world with the speeds of ``job`` in a shape, and their row.
@@ -148,7 +163,7 @@ class ResizedShapes:
         """
         trace, pool, options, sim = world.trace, world.pool, world.options, world.sim
         assert sim.pace is not None
-        own = self._own.setdefault(job, (int(sim.jobs[job]["shape"]), int(sim.pace.runs[job]["row"])))
+        own = self._own.setdefault(job, (self.base_of(int(sim.jobs[job]["shape"])), int(sim.pace.runs[job]["row"])))
         if shape == own[0] or (trace.progress is not None and own[1] < 0):
             return world, own[1]  # at its own speed
         rates = options.rates or Rates(profiles=Profiles(series={}))
@@ -191,6 +206,18 @@ class ResizedShapes:
         }
         counts = ", ".join(f"{by[how]} {words[how]}" for how in words if by[how])
         return (*self._notes, f"speeds {what}: {counts}") if counts else ()
+
+
+def _with_request(world: SimWorld, row: dict[str, int], milli: int) -> SimWorld:
+    """Append a request, a row of `SHAPE`; ``milli``: thousandths of its one GPU, where GPUs are shared."""
+    sim, passes = world.sim, world.passes
+    columns = {name: of for name, of in passes.requests._asdict().items() if of is not None}
+    row = {"spread": 0} | row | {"milli": milli, "looser": -1}
+    requests = passes.requests._replace(**{name: np.append(of, row[name]) for name, of in columns.items()})
+    jobs = passes.jobs._replace(feasibility=np.append(passes.jobs.feasibility, 0))
+    set_feasibility(passes.total, passes.usable, requests, jobs, passes.scratch)
+    shapes = np.append(sim.shapes, filled(SHAPE, 1, **{name: row[name] for name in SHAPE.names or ()}))
+    return world._replace(sim=sim._replace(shapes=shapes), passes=passes._replace(requests=requests, jobs=jobs))
 
 
 def with_lost_ranks(world: SimWorld, made: ResizedShapes) -> SimWorld:

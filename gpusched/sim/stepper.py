@@ -33,6 +33,7 @@ from gpusched.sim.engine.pace import work_left
 from gpusched.sim.engine.placing_walk import Walk, request_now
 from gpusched.sim.engine.state import GROW, OVER, READY, RUNNING, WAITING, grown, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
+from gpusched.sim.layouts import OwnLayouts
 from gpusched.sim.orders import Knows
 from gpusched.sim.placed import walked, with_ways
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
@@ -55,20 +56,23 @@ class Stepper:
         if self._world.by_snapshot:
             raise UsageError("a policy in Python cannot decide where GPUs are cut on demand", "give nodes fixed slices")
         self._walk: Walk | None = None
+        self._layouts: OwnLayouts | None = None
         network, elastic = self._world.options.network, self._world.options.elastic
+        self._sizes, self._wait_s = ResizedShapes(), np.zeros(len(trace))
         if network is not None and network.keeps_nodes:
-            if elastic is not None and trace.spreads:
-                problem = "a policy in Python cannot resize jobs where some have --max-spread or --placement-wait"
-                raise UsageError(problem, "replay without these columns of the trace, or without elastic")
             if elastic is None:
                 self._world, self._walk = walked(*with_ways(self._world))
+                self._wait_s = self._walk.alone_s
+            elif trace.spreads:
+                self._layouts = OwnLayouts(self._world, self._sizes)
+                self._world, self._wait_s = self._layouts.prepared(self._world), self._layouts.wait_s
         self._log = log_of(self._world)
         if self._world.rule not in PLACEMENTS:
             raise UsageError(f"a policy in Python cannot be combined with placement {self._world.rule}")
         self._rule = PLACEMENTS[self._world.rule]
         self._begin = time.perf_counter()
         self._waiting: dict[int, None] = {}
-        self._sizes = ResizedShapes()
+        self._space: dict[int, int] = {}  # job -> nodes that have space behind its offset, where it has new space
         if elastic is not None and elastic.rank_gpus is not None:
             self._world = with_lost_ranks(self._world, self._sizes)
         self._resized: Counter[int] = Counter()
@@ -87,9 +91,9 @@ class Stepper:
     def advance(self, until: float = np.inf) -> bool:
         """Advance to the next instant with an event, or to ``until`` if that is sooner; False: the replay is over."""
         sim = self._world.sim
-        if self._walk is not None:  # a job that no longer waits for one rack accepts other nodes
-            ends = (float(sim.jobs[j]["submit"] + self._walk.alone_s[j]) for j in self._waiting)
-            until = min((until, *(end for end in ends if end > self.now)))
+        # A job that no longer waits for one rack accepts other nodes.
+        ends = (float(sim.jobs[j]["submit"] + self._wait_s[j]) for j in self._waiting if self._wait_s[j] > 0.0)
+        until = min((until, *(end for end in ends if end > self.now)))
         sim.clock[1] = max(until, self.now)  # time does not go back, and what was asked for before is over
         while (code := next_decision(sim, self._log, self._world.passes)) == GROW:
             self._log = grown(self._log, sim)
@@ -100,17 +104,28 @@ class Stepper:
 
     def waiting(self) -> list[int]:
         """Return waiting jobs that could run on available nodes, by (submit, id); none that a limit holds."""
+        first = {job: self._shapes(job)[0] for job in sorted(self._waiting)}
         feasibility = self._world.passes.jobs.feasibility
-        return [j for j in sorted(self._waiting) if feasibility[self._shapes(j)[0]] == OK and not self._held(j)]
+        return [job for job, shape in first.items() if feasibility[shape] == OK and not self._held(job)]
 
     def _shapes(self, job: int) -> list[int]:
         """Return the requests that the job accepts now, first choice first; of a running job the one that it has."""
         sim, passes = self._world.sim, self._world.passes
-        if self._walk is None or job not in self._waiting:
+        if job not in self._waiting:
             return [int(sim.jobs[job]["shape"])]
+        if self._walk is None:
+            waits = self.now < self._world.sim.jobs[job]["submit"] + self._wait_s[job]
+            return self._shapes_at(job, self._sizes.base_of(int(self._world.sim.jobs[job]["shape"])), bool(waits))
         found = [int(request_now(sim, passes, self._walk, job))]
         while (looser := entry(passes.requests.looser, found[-1], -1)) >= 0:
             found.append(looser)
+        return found
+
+    def _shapes_at(self, job: int, size: int, waits: bool = False) -> list[int]:
+        """Return the requests that a job accepts at a size; ``waits``: for one rack."""
+        if self._layouts is None:
+            return [size]
+        self._world, found = self._layouts.at(self._world, job, size, waits)
         return found
 
     def running(self) -> list[int]:
@@ -126,8 +141,11 @@ class Stepper:
 
     def parts(self, job: int) -> tuple[int, int]:
         """Return how many nodes the job has, or asks for first, and GPUs on each."""
-        shape = self._world.sim.shapes[self._shapes(job)[0]]
-        return int(shape["parts"]), int(shape["gpus"])
+        return self._nodes_and_gpus(self._shapes(job)[0])
+
+    def _nodes_and_gpus(self, shape: int) -> tuple[int, int]:
+        of = self._world.sim.shapes[shape]
+        return int(of["parts"]), int(of["gpus"])
 
     def partition(self, job: int) -> int:
         """Return the index of the job's partition."""
@@ -135,7 +153,8 @@ class Stepper:
 
     def cores_and_memory(self, job: int) -> tuple[int, int]:
         """Return the cores and MiB that the job needs on each of these nodes."""
-        shape = self._world.sim.shapes[self._shapes(job)[0]]
+        first = self._shapes(job)[0]
+        shape = self._world.sim.shapes[first]
         return int(shape["cores"]), int(shape["memory"])
 
     def pace_of(self, job: int) -> tuple[float, float, float]:
@@ -149,11 +168,16 @@ class Stepper:
 
     def fits(self, job: int, placement: str | None = None) -> tuple[int, ...] | None:
         """Return the nodes that the placement rule would choose now, or None (the naive draw may succeed later)."""
-        sim = self._world.sim
         if self._held(job):
             return None
-        requests = (shape_request(sim.shapes, shape) for shape in self._shapes(job))
-        found = (self._nodes_for(job, request, sim.resources, placement) for request in requests)
+        return self._first_fit(job, self._shapes(job), self._world.sim.resources, placement)
+
+    def _first_fit(
+        self, job: int, shapes: Sequence[int], resources: Resources, placement: str | None = None
+    ) -> tuple[int, ...] | None:
+        """Return the nodes of the first of these requests that fits, or None."""
+        requests = (shape_request(self._world.sim.shapes, shape) for shape in shapes)
+        found = (self._nodes_for(job, request, resources, placement) for request in requests)
         return next((nodes for nodes in found if nodes is not None), None)
 
     def _nodes_for(
@@ -175,16 +199,29 @@ class Stepper:
         shared = self._world.sim.resources.shared
         return request if shared is None else request._replace(milli=int(shared.milli[job]))
 
-    def _fit(self, job: int, request: PlacementRequest, resources: Resources, nodes: Sequence[int]) -> bool:
-        """Return whether these are distinct nodes of the job's partition, as many as needed, and each fits a part."""
+    def _fit(
+        self, job: int, request: PlacementRequest, resources: Resources, nodes: Sequence[int],
+        own: Sequence[int] | Ints = (),
+    ) -> bool:  # fmt: skip
+        """Return whether these are distinct nodes of the job's partition, as many as needed, and each fits a part.
+
+        ``own``: nodes that it has beside them.
+        """
         passes, request = self._world.passes, self._with_part(job, request)
         racks = passes.scratch.racks
         distinct = len(set(nodes)) == len(nodes) == request.parts
         if request.spread and racks is not None:
-            distinct &= len({*racks["number"][[*nodes]].tolist()}) < 2
+            distinct &= len({*racks["number"][[*nodes, *own]].tolist()}) < 2
         if not distinct or not all(request.lo <= n < request.hi for n in nodes):
             return False
         return all(node_fits(resources, passes.jobs.masks, request, n) for n in nodes)
+
+    def _shape_on(
+        self, job: int, shapes: Sequence[int], resources: Resources, nodes: Sequence[int]
+    ) -> int | None:
+        """Return the first of these requests for which these are the nodes, or None."""
+        requests = ((shape, shape_request(self._world.sim.shapes, shape)) for shape in shapes)
+        return next((shape for shape, request in requests if self._fit(job, request, resources, nodes)), None)
 
     def start(self, job: int, nodes: Sequence[int] | None = None) -> bool:
         """Start a waiting job on ``nodes``, or where the placement rule says; return whether it started.
@@ -200,10 +237,12 @@ class Stepper:
             return False
         if self._held(job):
             raise UsageError(f"job {job} cannot start: a limit leaves too little for it")
-        requests = ((shape, shape_request(sim.shapes, shape)) for shape in self._shapes(job))
-        shape = next((shape for shape, request in requests if self._fit(job, request, sim.resources, nodes)), None)
+        shape = self._shape_on(job, self._shapes(job), sim.resources, nodes)
         if shape is None:
             raise UsageError(f"job {job} cannot start on nodes {tuple(nodes)}: not free, or not what it needs")
+        if self._walk is None:
+            self._make_room(job, len(nodes))
+        sim = self._world.sim
         sim.jobs[job]["shape"] = shape
         sim.chosen[: len(nodes)] = nodes
         start_job(sim, self._log, job, sim.chosen, 0, NOTHING_TAKEN, self.restart_s(job))
@@ -248,27 +287,27 @@ class Stepper:
             raise UsageError(f"job {job} cannot be resized: no jobs are elastic", "see Options.elastic")
         world, shape = self._sizes.shape(self._world, job, self._target(job, size))
         world, row = self._sizes.row(world, job, shape)
-        request = shape_request(world.sim.shapes, shape)
         self._world = world
         if not runs:
             self._set_size(job, shape, row)
             return True
-        (parts, each), ledger = self.parts(job), world.sim.ledger
-        if ledger is not None and exceeds_at(ledger, job, request.parts * request.gpus, parts * each, np.inf):
+        (parts, each), (more, gpus), ledger = self.parts(job), self._nodes_and_gpus(shape), world.sim.ledger
+        if ledger is not None and exceeds_at(ledger, job, more * gpus, parts * each, np.inf):
             return False
         if rank_gpus(self._world, job) > 0:
             return self._change_ranks(job, shape, row, nodes)
-        resources = self._resources_without(job)
-        chosen = self._nodes_for(job, request, resources) if nodes is None else tuple(nodes)
+        resources, shapes = self._resources_without(job), self._shapes_at(job, shape)
+        chosen = self._first_fit(job, shapes, resources) if nodes is None else tuple(nodes)
         if chosen is None:
             return False
-        if not self._fit(job, request, resources, chosen):
+        if self._shape_on(job, shapes, resources, chosen) is None:
             raise UsageError(f"job {job} cannot go on on nodes {chosen}: not free, or not what it needs")
         overhead = self.restart_s(job)
-        stop_job(world.sim, self._log, job, RESIZED, work_left(world.sim.pace, world.sim, job, overhead))
+        stop_job(self._world.sim, self._log, job, RESIZED, work_left(world.sim.pace, world.sim, job, overhead))
         self._set_size(job, shape, row)
-        self._world.sim.chosen[: request.parts] = chosen
-        start_job(self._world.sim, self._log, job, self._world.sim.chosen, 0, NOTHING_TAKEN, overhead)
+        sim = self._world.sim
+        sim.chosen[: len(chosen)] = chosen
+        start_job(sim, self._log, job, sim.chosen, 0, NOTHING_TAKEN, overhead)
         return True
 
     def rate_at(self, job: int, size: int | TargetSize) -> float:
@@ -295,16 +334,19 @@ class Stepper:
 
     def _change_ranks(self, job: int, shape: int, row: int, nodes: Sequence[int] | None) -> bool:
         """Let ranks of a running hot job join or leave; return whether those that are to join find nodes."""
+        (shape,) = self._shapes_at(job, shape)
         sim, passes, own = self._world.sim, self._world.passes, self.nodes_of(job)
         request = shape_request(sim.shapes, shape)
         joins = np.zeros(max(0, request.parts - len(own)), np.int64)
         if nodes is not None:
             given = [node for node in nodes if node not in own]
-            if not self._fit(job, request._replace(parts=len(joins)), sim.resources, given):
+            if not self._fit(job, request._replace(parts=len(joins)), sim.resources, given, own):
                 raise UsageError(f"job {job} cannot have ranks on nodes {given}: not free, or not what it needs")
             joins[:] = given
         elif join_nodes(sim.resources, passes.jobs.masks, request, own, passes.scratch.racks, joins) < len(joins):
             return False
+        elif not self._fit(job, request._replace(parts=len(joins)), sim.resources, joins.tolist(), own):
+            return False  # it runs in one rack only
         self._make_room(job, request.parts, own)
         self._resized[row] += 1
         speed = own_speed(self._world.trace, job, request.parts * request.gpus)
@@ -314,9 +356,9 @@ class Stepper:
 
     def _make_room(self, job: int, parts: int, held: Sequence[int] | Ints = ()) -> None:
         """Give the job space for so many nodes, of which it has ``held``."""
-        sim, before = self._world.sim, self.parts(job)[0]
-        if parts > before:
-            sim.jobs[job]["offset"] = len(sim.held)
+        sim = self._world.sim
+        if parts > self._space.get(job, int(self._world.demand.parts[job])):
+            self._space[job], sim.jobs[job]["offset"] = parts, len(sim.held)
             self._world = self._world._replace(sim=sim._replace(held=np.append(sim.held, np.full(parts, -1))))
             self._world.sim.held[len(sim.held) : len(sim.held) + len(held)] = held
 
@@ -336,7 +378,7 @@ class Stepper:
         self._make_room(job, parts)
         sim = self._world.sim
         assert sim.pace is not None
-        if shape != sim.jobs[job]["shape"]:
+        if shape != self._sizes.base_of(int(sim.jobs[job]["shape"])):
             self._resized[row] += 1
         sim.jobs[job]["shape"] = shape
         if sim.resources.shared is not None and world.passes.requests.milli is not None:

@@ -218,33 +218,117 @@ def test_by_what_places_cost_the_first_decision_is_the_live_one(
 @settings(max_examples=examples(100), deadline=None)
 @given(snap=queues(("first-fit", "best-fit", "spread", "rack")).filter(lambda snap: snap.pending))
 def test_a_policy_in_python_starts_jobs_as_a_kernel_s_pass_does(snap: Snapshot) -> None:
+    """Where it may resize some, too: no job has another size, and its own layouts are made there."""
     trace = history_of(snap.pending, [0.5 * job.spec.time_limit_s for job in snap.pending])
     (policy,) = (changed(one, order="fifo", backfill="skip") for one in snap.policies.values())
     priority = np.zeros(len(trace)) if trace.priority is None else trace.priority
+    rigid = ResizableJobs(least=trace.gpus, most=trace.gpus)
 
     def first_come(stepper: Stepper) -> None:
         for job in sorted(stepper.waiting(), key=lambda job: (-priority[job], job)):
             stepper.start(job)
 
-    found, expected = (
-        replay(trace, pool_of(snap), how, topology=snap.topology, placement=policy.place)
-        for how in (first_come, policy_of_spec(policy))
+    expected, *found = (
+        starts_and_nodes(
+            replay(trace, pool_of(snap), how, topology=snap.topology, placement=policy.place, elastic=elastic)
+        )
+        for how, elastic in ((policy_of_spec(policy), None), (first_come, None), (first_come, rigid))
     )
-    assert starts_and_nodes(found) == starts_and_nodes(expected)
+    assert found == [expected, expected]
 
 
-def test_a_policy_in_python_cannot_start_a_job_beyond_its_spread_nor_resize_beside_it() -> None:
-    racks = topology("r1", "r2", "r1")
+def test_a_policy_in_python_cannot_start_a_job_beyond_its_spread() -> None:
     trace = replace(trace_of([0.0, 0.0], [5.0, 5.0], [8, 1]), one_rack=np.array([True, False]))
     pool = Pool.of([NodeSpec(4, name=f"n{i}") for i in range(3)])
-    stepper = Stepper(trace, pool, ReplayOptions(topology=racks))
-    assert stepper.advance()
-    with pytest.raises(UsageError, match="not what it needs"):
-        stepper.start(0, [0, 1])
-    assert stepper.start(0, [2, 0])
     elastic = ResizableJobs(least=np.ones(2, np.int64), most=np.array([8, 1]))
-    with pytest.raises(UsageError, match="cannot resize jobs where some have --max-spread"):
-        Stepper(trace, pool, ReplayOptions(topology=racks, elastic=elastic))
+    for sizes in (None, elastic):
+        stepper = Stepper(trace, pool, ReplayOptions(topology=topology("r1", "r2", "r1"), elastic=sizes))
+        assert stepper.advance()
+        with pytest.raises(UsageError, match="not what it needs"):
+            stepper.start(0, [0, 1])
+        assert stepper.start(0, [2, 0])
+
+
+def resizing(racks: str, *, hot: bool = False, linear: bool = True, **columns: list[object]) -> Stepper:
+    """Jobs of 8, 4 and 1 GPUs on nodes of four in racks, ``aab`` are three; the first may have 4 to 12 GPUs."""
+    trace = replace(trace_of([0.0] * 3, [100.0] * 3, [8, 4, 1]), nodes=np.array([2, 1, 1]))
+    trace = replace(trace, **{name: np.array(values) for name, values in columns.items()})
+    of_ranks = np.array([4, 0, 0]) if hot else None
+    sizes = ResizableJobs(least=np.array([4, 4, 1]), most=np.array([12, 4, 1]), linear=linear, rank_gpus=of_ranks)
+    pool = Pool.of([NodeSpec(4, name=f"n{i}") for i in range(len(racks))])
+    stepper = Stepper(trace, pool, ReplayOptions(topology=topology(*racks), elastic=sizes))
+    assert stepper.advance()
+    return stepper
+
+
+@pytest.mark.parametrize("hot", [False, True])
+def test_a_policy_in_python_resizes_a_job_within_its_rack(hot: bool) -> None:
+    stepper = resizing("abaab", hot=hot, one_rack=[True, False, False])
+    assert stepper.start(0, [0, 2])
+    assert stepper.start(1, [3])
+    assert stepper.advance(10.0)
+    assert not stepper.resize(0, 12), "the third node of its rack is taken; those of the other are free"
+    with pytest.raises(UsageError, match="not what it needs"):
+        stepper.resize(0, 12, [0, 2, 4])
+    stepper.preempt(1)
+    assert stepper.resize(0, 12)
+    assert sorted(stepper.nodes_of(0).tolist()) == [0, 2, 3]
+    assert stepper.advance(20.0)
+    assert stepper.resize(0, 4)
+    assert stepper.parts(0) == (1, 4)
+    if not hot:
+        stepper.advance(30.0)
+        stepper.preempt(0)
+        assert stepper.resize(0, 8)
+        assert stepper.start(0)
+        assert len({"abaab"[node] for node in stepper.nodes_of(0)}) == 1, "at its new size, too"
+
+
+def test_a_resizable_job_waits_for_one_rack_at_its_size_and_no_longer() -> None:
+    stepper = resizing("abab", placement_wait=[60.0, 0.0, 0.0])
+    assert stepper.start(1, [0])
+    assert stepper.start(2, [1])
+    assert stepper.fits(0) is None, "a node of each rack is free"
+    assert stepper.resize(0, 4)
+    assert stepper.fits(0) == (2,), "one node is in one rack"
+    assert stepper.resize(0, 12)
+    assert stepper.waiting() == [0], "no rack has three nodes: it waits for none"
+    assert stepper.resize(0, 8)
+    assert stepper.advance()
+    assert stepper.now == 60.0
+    assert stepper.fits(0) == (2, 3)
+
+
+def test_a_resizable_job_keeps_the_nodes_of_its_size_and_its_recorded_speed_is_known() -> None:
+    stepper = resizing("aabb", linear=False, one_rack=[True, False, False], max_nodes=[4, 0, 0])
+    assert stepper.start(1, [0])
+    assert stepper.start(2, [2])
+    assert stepper.fits(0) is None, "on four nodes it would fit"
+    stepper.preempt(2) if stepper.advance(5.0) else None
+    assert stepper.start(0)
+    assert stepper.advance(10.0)
+    with pytest.raises(UsageError, match="was not measured"):
+        stepper.resize(0, 4)
+    assert stepper.resize(0, 8)
+
+
+def test_a_rigid_job_that_no_rack_can_hold_never_runs_beside_resizable_ones() -> None:
+    stepper = resizing("abc", one_rack=[True, True, True], max_nodes=[3, 4, 0])
+    assert stepper.waiting() == [1, 2], "the first job may, at another size"
+    assert stepper.start(1)
+    assert stepper.parts(1) == (1, 4)
+    trace = replace(trace_of([0.0] * 2, [5.0] * 2, [8, 8]), one_rack=np.ones(2, np.bool_))
+    pool = Pool.of([NodeSpec(4, name=f"n{i}") for i in range(2)])
+    elastic = ResizableJobs(least=np.array([4, 8]), most=np.array([8, 8]), linear=True)
+
+    def smaller(stepper: Stepper) -> None:
+        for job in sorted(stepper._waiting):
+            assert stepper.resize(job, 4)
+            assert stepper.start(job)
+
+    result = replay(trace, pool, smaller, topology=topology("a", "b"), elastic=elastic)
+    assert result.ran.tolist() == [True, False]
+    assert result.infeasible_why == ("no rack has so many large enough nodes",)
 
 
 def test_a_policy_in_python_starts_a_job_on_as_many_nodes_as_it_may_have() -> None:
