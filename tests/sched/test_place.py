@@ -141,6 +141,11 @@ def test_a_part_fits_on_a_free_gpu_or_beside_others_and_nowhere_on_a_node_that_i
     assert (with_room(None, 300, 0), with_room(shared, None, 0)) == (-1, -1)
     assert [gives_gpus(shared, free, asked, 0) for free in (-1, 0, 1)] == [False, True, True]
     assert [gives_gpus(shared, free, asked, 1) for free in (-1, 0, 1)] == [False, False, True]
+    first = shared._replace(room=ints([300, 1000, 299, 300, 500]))
+    assert [gives_gpus(first, free, asked, 0) for free in (-1, 0, 1)] == [False, True, True]
+    scratch, whole = new_scratch(3, 1), request(2, 1, hi=3)._replace(milli=1000)
+    assert choose(Resources(ints([0, 1, 1]), ints([9] * 3), ints([9] * 3), shared), MASKS, whole, FIRST_FIT, scratch)
+    assert scratch.chosen[:2].tolist() == [1, 2], "of whole GPUs a job may have several, on several nodes"
     assert [gives_gpus(None, free, asked, 0) for free in (-1, 0, 1, 2)] == [False, False, True, True]
     assert [gpus_asked(milli, gpus) for milli, gpus in ((None, 3), (1000, 4), (300, 1), (1, 1))] == [3, 4, 0.3, 0.001]
 
