@@ -98,6 +98,10 @@ def of_one(request: PlacementRequest, nodes: FittingNodes) -> Columns:
     return (nodes.rack[:0],)
 
 
+def of_more(request: PlacementRequest, nodes: FittingNodes) -> Columns:
+    return (np.arange(len(nodes.rack) + 1),)
+
+
 def of_words(request: PlacementRequest, nodes: FittingNodes) -> Columns:
     return (np.array(["a"] * len(nodes.rack)),)  # type: ignore[return-value]
 
@@ -112,9 +116,14 @@ def last_rack_first(request: PlacementRequest, nodes: FittingNodes) -> Columns:
     return [(-nodes.rack).tolist(), nodes.total.gpus.tolist(), [types.index(t) for t in nodes.gpu_type]]  # type: ignore
 
 
+def fewest_first(request: PlacementRequest, nodes: FittingNodes) -> Columns:
+    return nodes.total.gpus, np.array([1, 2, 4, 0, 3, 5])[: len(nodes.rack)]
+
+
 ERRORS = {
     "fails": "ValueError: no such column",
     "of-one": "it did not return one number for each node",
+    "of-more": "it did not return one number for each node",
     "of-words": "it did not return one number for each node",
     "not-a-number": "it did not return one number for each node",
     "not-there": "no placement 'bad-not-there' is installed here",
@@ -124,7 +133,7 @@ ERRORS = {
 
 @pytest.fixture
 def _bad(tmp_path: Path) -> Iterator[None]:
-    names = ("fails", "of_one", "of_words", "not_a_number", "absent", "last_rack_first")
+    names = ("fails", "of_one", "of_more", "of_words", "not_a_number", "absent", "last_rack_first", "fewest_first")
     points = {f"bad-{name.replace('_', '-')}": f"{__name__}:{name}" for name in names}
     with registered(tmp_path, {"placements": points, "orders": {"bad-number": f"{__name__}:NUMBER"}}):
         yield
@@ -165,6 +174,10 @@ def test_a_placement_is_told_racks_types_and_what_nodes_have_when_empty() -> Non
     busy = [running("r", {"n4": (0, 1), "n1": (0,), "n5": (0, 1, 2)}, NOW + 60)]
     racks = topology("r0", "r0", "r0", "r1", "r1", "r1")
     snap = replace(snapshot(nodes, [pending("j", 1, nodes=5)], busy), topology=racks)
+    bound = pending("j", 1, nodes=2)
+    bound = replace(bound, spec=replace(bound.spec, max_spread="rack"))
+    found = started(placed(replace(snap, pending=(bound,)), "bad-fewest-first", "none"))["j"]
+    assert [name for name, _ in found] == ["n0", "n1"], "of the rack that has enough nodes first, only its own"
     assert [name for name, _ in started(placed(snap, "bad-last-rack-first", "none"))["j"]] == [
         "n4", "n3", "n5", "n2", "n0",
     ]  # fmt: skip

@@ -21,7 +21,11 @@ from tests.traces.comparing import assert_same
 Put = Callable[[str, str], Path]
 
 
+READ: list[bool] = []  # whether strictly
+
+
 def read(path: Path, *, strict: bool) -> Trace:
+    READ.append(strict)
     text = path.read_text()
     if "full" in text:
         raise MemoryError
@@ -50,7 +54,7 @@ def matches(path: Path) -> bool:
 
 
 def fails(path: Path) -> bool:
-    raise ValueError("cannot tell")
+    raise GpuschedError("a folder is closed") if "closed" in path.read_text() else ValueError("cannot tell")
 
 
 read.matches = matches  # type: ignore[attr-defined]
@@ -88,6 +92,9 @@ def test_a_file_is_read_by_the_package_that_accepts_it_though_others_are_broken(
     assert sorted("cannot tell" in line for line in given) == [False, True]
     assert any("absent" in line for line in given)
     assert len(load(path)) == 3
+    given.clear()
+    resolve(put("f", "acme closed"))
+    assert "a folder is closed" in given, "as the reader says it"
     with pytest.raises(UsageError, match=r"f: its format cannot be detected\nuse --format \(.*ours"):
         resolve(put("f", "other 3"))
     assert resolve(put("f", "other 3"), "silent") == ("silent", path), "as told"
@@ -112,15 +119,34 @@ def test_what_a_reader_raises_is_one_line(put: Put, text: str, said: str) -> Non
     assert error.value.line().startswith(said.format(where))
 
 
+def test_a_file_that_cannot_be_looked_at_is_one_line(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, errors = put("f", "acme 3"), [OSError(13, "Permission denied"), OSError("no code"), ValueError("null byte")]
+
+    def look(path: Path) -> None:
+        raise errors[0]
+
+    monkeypatch.setattr("gpusched.traces.readers.guess.detect_format", look)
+    for said in ("Permission denied", "no code", "null byte"):
+        with pytest.raises(GpuschedError) as error:
+            resolve(path)
+        assert error.value.line() == f"{path}: {said}"
+        del errors[0]
+
+
 def test_a_trace_is_kept_until_the_file_the_format_or_the_zone_changes(
     put: Put, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, other = put("f", "acme 3"), put("g", "acme 3")
     places = {cache.place([file], name) for file in (path, other) for name in ("ours", "sacct UTC", "sacct CET")}
     assert len(places) == 6
+    READ.clear()
     first = load(path)
     (kept,) = cache_folder.iterdir()
     assert_same(first, load(path))
+    assert READ == [False], "once"
+    load(path, strict=True)
+    load(path, strict=True)
+    assert READ == [False, True, True], "strictly each time"
     path.write_text("acme 4")
     assert len(load(path)) == 4
     assert len(list(cache_folder.iterdir())) == 2
