@@ -252,6 +252,14 @@ def test_gpus_are_those_allocated_else_those_requested(put: Put, given: str, ask
     assert by_id(load(path, strict=True), "gpus")["1"] == gpus
 
 
+def test_cores_and_memory_that_no_column_has_are_unknown(put: Put) -> None:
+    head, tres = HEAD.replace("AllocCPUS", "x").replace("NNodes", "y"), {"ReqTRES": "gres/gpu=1,mem=9G"}
+    rows = [row(AllocTRES="gres/gpu=1", **tres), row(JobID="2", AllocTRES="gres/gpu=1,cpu=4,node=3", **tres)]
+    trace = load(put("f", text(*rows, head=head)), strict=True)
+    assert (by_id(trace, "cores"), by_id(trace, "nodes")) == ({"1": -1, "2": 4}, {"1": 0, "2": 3})
+    assert trace.memory_mib.tolist() == [-1, -1], "what was requested is all that a node has where it is not counted"
+
+
 def test_a_site_that_does_not_count_gpus(put: Put) -> None:
     path = put("f", text(row(AllocTRES="cpu=1,node=1", ReqTRES="cpu=1,node=1")))
     with pytest.raises(GpuschedError) as error:
