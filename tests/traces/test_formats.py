@@ -294,6 +294,7 @@ def swf(**changes: str) -> str:
         ({"requested": "-1"}, "gpus", 4),
         ({"requested": "0"}, "gpus", 4),
         ({"requested": "-1", "allocated": "1"}, "gpus", 1),
+        ({"requested": "1"}, "gpus", 1),
         ({"allocated": "-1"}, "gpus", 8),
         ({"limit": "0"}, "limit", np.nan),
         ({"limit": "-1"}, "limit", np.nan),
