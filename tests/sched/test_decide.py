@@ -18,6 +18,7 @@ from gpusched.sched.gpus import links_matrix, nearest_gpus
 from gpusched.sched.place import sort_key
 from gpusched.sched.state import BEST_FIT, SPREAD, PlacementRequest, seed_words
 from gpusched.sched.text import jobs_ahead
+from tests.sched.reserved import reservation, with_reservations
 from tests.sched.worlds import NOW, after, node, pending, running, snapshot, started
 
 HOUR = 3600
@@ -410,3 +411,37 @@ def test_a_begin_in_another_year_has_its_year() -> None:
 def test_the_benchmark_of_decisions_times_each_stage() -> None:
     snap = build(4, 20, 0.5, PolicySpec(name="b", place="best-fit", backfill="easy"), links=True)
     assert breakdown(snap, 1).keys() == {"nodes", "queue", "passes", "reasons", "starts"}
+
+
+def test_next_tasks_of_an_array_count_as_jobs_ahead_while_its_first_holds_others_back() -> None:
+    """Held back by a limit of its own it delays nobody."""
+    busy = [running("r", {"a": (0,)}, NOW + 60)]
+    jobs = [pending("a_1", 8, array_id="a", array_room=9, behind=4), pending("b", 8, submit=1.0, behind=2)]
+    jobs += [pending("full_1", 1, submit=2.0, array_id="full", array_room=0, behind=7), pending("last", 8, submit=3.0)]
+    reasons = decide(snapshot([node("a")], jobs, busy)).reasons
+    assert reasons["b"].message.startswith("5 jobs of equal or higher priority")
+    assert reasons["full_1"].code == ReasonCode.ARRAY_TASK_LIMIT
+    assert reasons["last"].message.startswith("8 jobs of equal or higher priority")
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        ({"gpus": 9}, ReasonCode.BAD_CONSTRAINTS, "needs 9 GPUs on one node; most on one node: 8 (a)"),
+        ({"gpus": 8}, ReasonCode.REQ_NODE_NOT_AVAIL,
+         "needs 8 GPUs on one node; most usable on one node: 7 (b); not available: a (fan), GPU 1 of b (LOST)"),
+        ({"gpus": 7}, ReasonCode.RESOURCES, "waits for 7 GPUs on one node; most free on one node: 6 (b)"),
+    ],
+)  # fmt: skip
+def test_what_is_short_is_counted_as_if_nothing_were_reserved_where_that_is_not_why(
+    more: dict[str, int], code: ReasonCode, said: str
+) -> None:
+    """Of nodes that are declared, that are well, and that are free; node a has the most GPUs and is reserved."""
+    nodes = [node("a", available=False, unavailable_reason="fan"), node("b", blocked={1: "LOST"}), node("c", 4)]
+    busy = [running("r", {"b": (0,)}, NOW + 60)]
+    snap = with_reservations(
+        snapshot(nodes, [pending("j", **more)], busy, backfill="easy"),
+        reservation("m", ["a", "c"], -60, 9000, maintenance=True),
+    )
+    found = decide(snap).reasons["j"]
+    assert (found.code, found.message.partition("; can start")[0]) == (code, said)

@@ -13,6 +13,7 @@ from gpusched.sched.decide import ask, decide
 from gpusched.sched.explain import explain
 from gpusched.sched.tally import shortfall_of
 from gpusched.sched.text import jobs_ahead
+from tests.sched.reserved import of, reservation, with_reservations
 from tests.sched.worlds import NOW, node, pending, running, snapshot
 
 HOUR = 3600
@@ -381,3 +382,26 @@ def test_next_steps_name_only_effective_actions() -> None:
 def test_the_number_of_jobs_ahead_is_rounded(ahead: int, said: str) -> None:
     """So that many jobs share few sentences, which do not change with every job that ends."""
     assert jobs_ahead(ahead).startswith(said)
+
+
+def test_a_limit_is_advised_that_ends_before_a_reservation_where_that_alone_is_in_the_way() -> None:
+    """The longest that would do: of two reservations the later one's begin."""
+
+    def steps(*begins: float, taken: int = 0, own: bool = False, limit: int = 7200) -> list[str]:
+        ones = [reservation(f"m{i}", [f"n{i}"], begin, begin + 600) for i, begin in enumerate(begins)]
+        busy = [running("r", {f"n{i}": tuple(range(taken)) for i in range(len(begins))}, NOW + 60)] if taken else []
+        job = pending("j", 8, limit=limit)
+        job = of("m0", job) if own else job
+        snap = with_reservations(snapshot([node(f"n{i}") for i in range(len(begins))], [job], busy), *ones)
+        (job,) = snap.pending
+        found = next_steps(SingleJobView(snap), job, ReasonCode.REQ_NODE_NOT_AVAIL, ask(snap, "j", "p"))
+        return [step for step in found if "time limit" in step]
+
+    assert steps(1800) == ["a time limit of at most 0:30:00 would let it start now (-t 0:30:00)"]
+    assert steps(1800, 3600) == ["a time limit of at most 1:00:00 would let it start now (-t 1:00:00)"]
+    assert steps(1.9) == ["a time limit of at most 0:00:01 would let it start now (-t 0:00:01)"]
+    assert steps(0.9) == [], "no limit is so short"
+    assert steps(1800, taken=1) == [], "its nodes are not free"
+    assert steps(1800, own=True) == [], "it waits for the reservation itself"
+    assert steps(-60) == []
+    assert steps(7200) == []

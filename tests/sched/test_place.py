@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from gpusched.sched.backfill import enter, returned
-from gpusched.sched.place import choose, draw, draw_fitting, next_random, sort_key
+from gpusched.sched.fit import gpus_asked
+from gpusched.sched.place import choose, draw, draw_fitting, gives_gpus, max_in_rack, next_random, sort_key, with_room
 from gpusched.sched.reclaim import finds, keeps
 from gpusched.sched.state import (
     BEST_FIT,
     FIRST_FIT,
+    RACK,
     SPREAD,
     PlacementRequest,
     Resources,
@@ -121,14 +123,80 @@ def test_nodes_are_compared_by_gpus_then_cores_then_memory_up_to_the_most_a_node
     ],
 )
 def test_a_part_goes_to_the_gpu_where_least_is_left_or_by_the_rule(rule: int, milli: int, node: int) -> None:
-    """An unavailable node; of two GPUs with (1000, 1000), (400, 1000), (300, 200) thousandths left; of three whole."""
-    left = ints([1000, 1000, 400, 1000, 300, 200, 1000, 1000, 1000])
-    shared = SharedGpus(left, ints([0, 0, 2, 4, 6, 9]), ints([]), ints([]))
+    """Nodes with GPUs of so many thousandths left; the first is not available."""
+    left = ints([300, 350, 1000, 1000, 400, 1000, 300, 200, 1000, 1000, 1000])
+    shared = SharedGpus(left, ints([0, 2, 4, 6, 8, 11]), ints([]), ints([]))
     free = Resources(ints([-1, 2, 1, 0, 3]), ints([9] * 5), ints([9] * 5), shared)
     asked = PlacementRequest(0, 5, 1, 1, 2, 3, -1, milli=milli)
     scratch = new_scratch(5, 1)
     assert choose(free, MASKS, asked, rule, scratch)
     assert scratch.chosen[0] == node
+
+
+def test_a_part_fits_on_a_free_gpu_or_beside_others_and_nowhere_on_a_node_that_is_not_available() -> None:
+    shared = SharedGpus(ints([1000, 300, 299, 300, 500]), ints([0, 2, 3, 5]), ints([]), ints([]))
+    asked = request(1, 1)._replace(milli=300)
+    assert [with_room(shared, 300, node) for node in range(3)] == [1, -1, 3], "the first of those with least left"
+    assert with_room(shared, 1000, 0) == -1, "a whole GPU is counted with the node's"
+    assert (with_room(None, 300, 0), with_room(shared, None, 0)) == (-1, -1)
+    assert [gives_gpus(shared, free, asked, 0) for free in (-1, 0, 1)] == [False, True, True]
+    assert [gives_gpus(shared, free, asked, 1) for free in (-1, 0, 1)] == [False, False, True]
+    first = shared._replace(room=ints([300, 1000, 299, 300, 500]))
+    assert [gives_gpus(first, free, asked, 0) for free in (-1, 0, 1)] == [False, True, True]
+    scratch, whole = new_scratch(3, 1), request(2, 1, hi=3)._replace(milli=1000)
+    assert choose(Resources(ints([0, 1, 1]), ints([9] * 3), ints([9] * 3), shared), MASKS, whole, FIRST_FIT, scratch)
+    assert scratch.chosen[:2].tolist() == [1, 2], "of whole GPUs a job may have several, on several nodes"
+    assert [gives_gpus(None, free, asked, 0) for free in (-1, 0, 1, 2)] == [False, False, True, True]
+    assert [gpus_asked(milli, gpus) for milli, gpus in ((None, 3), (1000, 4), (300, 1), (1, 1))] == [3, 4, 0.3, 0.001]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rack_has_so_many_nodes_that_fit_and_gpus_free(seed: int) -> None:
+    """Only those of the partition count, whatever the figures were before."""
+    rng = np.random.default_rng(seed)
+    gpus, rack = rng.integers(-1, 5, 12), rng.integers(0, 3, 12)
+    lo, hi = (0, 12) if seed == 0 else (2, 9)
+    free, asked = Resources(gpus, ints([9] * 12), ints([9] * 12)), request(1, 2, lo=lo, hi=hi)
+    racks = new_scratch(12, 1, rack).racks
+    racks["fits"], racks["free"] = 7, 70
+    there = [np.flatnonzero((rack == own) & (np.arange(12) >= lo) & (np.arange(12) < hi)) for own in range(3)]
+    fits = [int((gpus[nodes] >= 2).sum()) for nodes in there]
+    assert max_in_rack(racks, free, MASKS, asked) == max(fits)
+    assert racks["fits"][:3].tolist() == [count if len(nodes) else 7 for count, nodes in zip(fits, there, strict=True)]
+    left = [int(gpus[nodes][gpus[nodes] > 0].sum()) if len(nodes) else 70 for nodes in there]
+    assert racks["free"][:3].tolist() == left
+    assert max_in_rack(None, free, MASKS, asked) == 0
+
+
+@pytest.mark.parametrize("rule", [FIRST_FIT, BEST_FIT, SPREAD, RACK])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_node_of_a_part_is_the_first_by_plain_tuples(rule: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    room, milli = rng.choice([200, 300, 500, 1000], 16), int(rng.choice([200, 300, 400]))
+    shared = SharedGpus(ints(room), ints(range(0, 18, 2)), ints([]), ints([]))
+    gpus, cores, memory = rng.integers(-1, 3, 8), rng.integers(1, 4, 8), rng.integers(2, 5, 8)
+    rack, mask = rng.integers(0, 3, 8), rng.integers(0, 4, (1, 8)).clip(0, 1).astype(np.uint8)
+    scratch, free = new_scratch(8, 1, rack), Resources(gpus, cores, memory, shared)
+
+    def key(node: int) -> tuple[int, ...]:
+        has = (int(gpus[node]), int(cores[node]), int(memory[node]))
+        beside = [int(left) for left in room[2 * node : 2 * node + 2] if milli <= left < 1000]
+        in_rack = int(gpus[(rack == rack[node]) & (gpus > 0)].sum())
+        of_gpu = min(beside, default=1000) - milli
+        if rule == FIRST_FIT:
+            return (node,)
+        if rule == SPREAD:
+            return (*(-amount for amount in has), node)
+        return (of_gpu, *((has[0], in_rack) if rule == RACK else ()), *has, node)
+
+    def fits(node: int) -> bool:
+        beside = any(milli <= left < 1000 for left in room[2 * node : 2 * node + 2])
+        return (gpus[node] > 0 or (gpus[node] == 0 and beside)) and cores[node] >= 2 and memory[node] >= 3
+
+    there = [node for node in range(8) if fits(node) and mask[0, node]]
+    asked = request(1, 1, mask=0)._replace(milli=milli)
+    assert choose(free, mask, asked, rule, scratch) == bool(there)
+    assert scratch.chosen[0] == min(there, key=key, default=-1)
 
 
 def test_a_part_takes_a_gpu_if_it_is_the_first_there_and_gives_it_back_with_the_last() -> None:

@@ -232,3 +232,27 @@ def test_one_limit_holds_over_the_queues_of_all_profiles_together(
     for name, reason in plan.reasons.items():
         if reason.code == "AssocGrpGRES":  # what would have fitted beside all that started was not refused
             assert total + costs[name] > limit + 1e-9
+
+
+def test_why_says_what_it_takes_to_cut_slices_on_demand() -> None:
+    """Of nodes that can be cut, where slices are missing; of the slices there it counts those that are free."""
+    table = PUBLISHED["A100-80GB"]
+    whole, some = node("a", gpus=1), cut(node("b", gpus=2), {1: MIXED})
+    some = replace(some, blocked={2004: "UNUSABLE: x"})
+    fixed = cut(node("c", gpus=1), {0: {"1g.10gb": (0,)}})
+    nodes = [*(replace(one, cuttable=dict.fromkeys(range(len(one.gpus)), table)) for one in (whole, some)), fixed]
+    busy = [running("r", {"b": (2005,)}, "1g.10gb"), running("s", {"c": (1000,)}, "1g.10gb")]
+
+    def said(count: int, profile: str, **more: int) -> dict[str, tuple[str, str]]:
+        found = explain(snapshot(nodes, [pending("j", count, profile, **more)], busy), "j").nodes
+        return {one.node: (one.dimension, one.text) for one in found}
+
+    anew = "and a GPU is cut anew only when nothing runs on it"
+    found = said(2, "1g.10gb")
+    assert found["b"] == ("gpus", f"2 of 4 slices free; there is no 1g.10gb free, {anew}")
+    assert found["c"] == ("gpus", "0 of 1 slice of 1g.10gb free, needs 2 (1 held by jobs)")
+    assert said(1, "2g.20gb")["b"] == ("gpus", f"2 of 4 slices free; a 2g.20gb needs 2 next to each other, {anew}")
+    assert said(1, "2g.20gb")["a"] == ("gpus", f"a 2g.20gb needs 2 next to each other, {anew}")
+    assert said(1, "1g.10gb")["a"] == ("gpus", f"there is no 1g.10gb free, {anew}")
+    assert said(1, "1g.10gb", cores_per_node=81)["b"][0] == "cores", "not for want of slices"
+    assert said(3, "")["b"] == ("gpus", "1 of 2 GPUs free, needs 3 (1 held by jobs)")

@@ -274,3 +274,110 @@ def test_swf_distinguishes_zero_from_unknown(put: Put) -> None:
     assert trace.wait.tolist() == [0.0, 0.5]
     np.testing.assert_array_equal(trace.limit, [1.0, 0.5])
     assert trace.gpus.tolist() == [1, 3]
+
+
+SWF_ROW = {
+    "job": "1", "submit": "5", "wait": "2", "run": "9", "allocated": "4", "cpu": "-1", "used": "-1", "requested": "8",
+    "limit": "60", "memory": "2048", "status": "1", "user": "3", "group": "-1", "exe": "-1", "queue": "2",
+    "partition": "-1", "before": "-1", "think": "-1",
+}  # fmt: skip
+
+
+def swf(**changes: str) -> str:
+    return " ".join((SWF_ROW | changes).values()) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "column", "value"),
+    [
+        ({}, "gpus", 8),
+        ({"requested": "-1"}, "gpus", 4),
+        ({"requested": "0"}, "gpus", 4),
+        ({"requested": "-1", "allocated": "1"}, "gpus", 1),
+        ({"requested": "1"}, "gpus", 1),
+        ({"allocated": "-1"}, "gpus", 8),
+        ({"limit": "0"}, "limit", np.nan),
+        ({"limit": "-1"}, "limit", np.nan),
+        ({"limit": "0.5"}, "limit", 0.5),
+        ({"wait": "0"}, "wait", 0.0),
+        ({"wait": "-1"}, "wait", np.nan),
+        ({}, "memory_mib", 16),
+        ({"memory": "1"}, "memory_mib", 1),
+        ({"memory": "129"}, "memory_mib", 2),
+        ({"memory": "0"}, "memory_mib", -1),
+        ({"memory": "-1"}, "memory_mib", -1),
+        ({"submit": "0"}, "submit", 0.0),
+        ({"run": "0.5"}, "duration", 0.5),
+    ],
+)
+def test_swf_fields(put: Put, changes: dict[str, str], column: str, value: float) -> None:
+    """Memory is in KiB of each processor."""
+    trace = load(put("log.swf", swf(**changes)), strict=True)
+    np.testing.assert_array_equal(getattr(trace, column), [value])
+
+
+@pytest.mark.parametrize(
+    ("changes", "jobs", "error"),
+    [
+        *(({"status": status}, 2, "") for status in ("-1", "0", "1", "5")),
+        *(({"status": status}, 1, "") for status in ("2", "3", "4")),
+        ({"status": "6"}, 1, "status: found 6, expected a status from -1 to 5"),
+        ({"status": "-2"}, 1, "status: found -2, expected a status from -1 to 5"),
+        ({"status": "5", "run": "0"}, 1, ""),
+        ({"status": "5", "run": "-1"}, 1, ""),
+        ({"status": "1", "run": "0"}, 1, "run time: found 0, expected a run time of more than 0 s"),
+        ({"run": "-1"}, 1, "run time: found -1, expected a run time of more than 0 s"),
+        ({"requested": "-1", "allocated": "0"}, 1, "allocated processors: found 0, expected at least one processor"),
+        ({"requested": "1.5"}, 1, "requested processors: found 1.5, expected a whole number, or -1"),
+        ({"requested": "-2"}, 1, "requested processors: found -2, expected a whole number, or -1"),
+        ({"allocated": "-2"}, 1, "allocated processors: found -2, expected a whole number, or -1"),
+        ({"submit": "-1"}, 1, "submit time: found -1, expected seconds since the log's start"),
+        ({"limit": "-2"}, 1, "requested time: found -2, expected a number, or -1"),
+        (
+            {"memory": "9e15", "requested": "4096"},
+            1,
+            "requested memory: found 9e15, expected an amount that a machine can have",
+        ),
+    ],
+)
+def test_swf_rows_that_are_jobs_parts_of_jobs_and_wrong(
+    put: Put, changes: dict[str, str], jobs: int, error: str
+) -> None:
+    path = put("log.swf", "; Version: 2.2\n" + swf(job="7") + swf(**changes))
+    assert len(load(path)) == jobs
+    if error:
+        with pytest.raises(UsageError) as found:
+            load(path, strict=True)
+        assert found.value.line().startswith(f"{path}:3: {error}")
+    else:
+        assert len(load(path, strict=True)) == jobs
+
+
+def test_swf_statuses_users_and_groups_by_partition_else_by_queue(put: Put) -> None:
+    rows = [swf(job=str(i), status=str(status)) for i, status in enumerate((-1, 0, 1, 5), 1)]
+    trace = load(put("log.swf", "".join(rows)))
+    assert [trace.statuses[i] if i >= 0 else "" for i in trace.status.tolist()] == [
+        "", "FAILED", "COMPLETED", "CANCELLED",
+    ]  # fmt: skip
+    trace = load(put("log.swf", swf(user="-1") + swf(job="2", user="30") + swf(job="3", user="0", queue="-1")))
+    assert [trace.users[i] if i >= 0 else "" for i in trace.user.tolist()] == ["", "30", "0"]
+    assert [trace.groups[i] if i >= 0 else "" for i in trace.group.tolist()] == ["2", "2", ""]
+    trace = load(put("log.swf", swf(partition="5") + swf(job="2")))
+    assert [trace.groups[i] if i >= 0 else "" for i in trace.group.tolist()] == ["5", ""], "no mixture of the two"
+
+
+@pytest.mark.parametrize("think", ["-1", "0", "5"])
+def test_swf_says_that_think_times_are_dropped_where_there_are_any(put: Put, think: str) -> None:
+    trace = load(put("log.swf", swf() + swf(job="2", submit="6", before="1", think=think) + swf(job="3", submit="7")))
+    assert trace.depends_on.tolist() == [-1, 0, -1]
+    assert [note for note in trace.notes if "think" in note] == (
+        ["1 job with a preceding job; think times are dropped"] if think == "5" else []
+    )
+
+
+def test_swf_headers_count_until_the_first_job(put: Put) -> None:
+    head = "; UnixStartTime: 1000\n\n;MaxProcs :  64\n"
+    trace = load(put("log.swf", head + swf() + "; UnixStartTime: 7\n"))
+    assert trace.epoch == 1000.0
+    assert "the log's machine has 64 processors" in trace.notes
+    assert load(put("log.swf", swf() + head)).epoch is None

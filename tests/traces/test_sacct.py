@@ -204,6 +204,62 @@ def test_gpus_by_their_types_and_limits_as_text(put: Put) -> None:
     assert trace.limit.tolist() == [86400 + 2 * 3600 + 3 * 60 + 4]
 
 
+@pytest.mark.parametrize(
+    ("said", "mib"),
+    [
+        ("512", 512), ("1.5", 2), ("2048K", 2), ("7.50G", 7680), ("300M", 300), ("2T", 2 << 20), ("1P", 1 << 30),
+        ("0.25P", 1 << 28), ("1K", -1), ("0", -1), ("0G", -1), ("931322P", 931322 << 30),
+    ],
+)  # fmt: skip
+def test_memory_is_in_mebibytes_whatever_its_unit(put: Put, said: str, mib: int) -> None:
+    """Less than half of one is unknown, as is none."""
+    trace = load(put("f", text(row(AllocTRES=f"gres/gpu=1,mem={said}"))), strict=True)
+    assert trace.memory_mib.tolist() == [mib]
+
+
+@pytest.mark.parametrize("said", ["1E", "1KB", "-1", "1.", "1.5.1G", "931323P", "M", " 1G"])
+def test_memory_in_other_words_or_of_no_machine_is_refused(put: Put, said: str) -> None:
+    with pytest.raises(UsageError, match="expected mem as a number"):
+        load(put("f", text(row(AllocTRES=f"gres/gpu=1,mem={said}"))), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("05:06", 306), ("04:05:06", 14706), ("3-04:05:06", 273906), ("3-00:00:00", 259200), ("00:10", 10),
+        ("01:00.5", 60.5), ("UNLIMITED", YEAR), ("Unlimited", YEAR), ("90", 5400), ("1", 60),
+        ("", np.nan), ("Partition_Limit", np.nan), ("0", np.nan), ("00:00", np.nan),
+    ],
+)  # fmt: skip
+def test_limits_are_minutes_or_a_clocks_time(put: Put, said: str, seconds: float) -> None:
+    head = HEAD.replace("TimelimitRaw", "Timelimit").replace("Suspended", "x")
+    trace = load(put("f", text(row(TimelimitRaw=said), head=head)), strict=True)
+    np.testing.assert_array_equal(trace.limit, [seconds])
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "gpus"),
+    [
+        ("gres/gpu=3,gres/gpu:a=1,gres/gpu:b=2", "gres/gpu=8", 3),
+        ("gres/gpu:a=1,gres/gpu:b=2", "gres/gpu=8", 3),
+        ("cpu=4", "gres/gpu=8", 8),
+        ("gres/gpu=0", "gres/gpu=8", 0),
+        ("cpu=4", "cpu=4", 0),
+    ],
+)
+def test_gpus_are_those_allocated_else_those_requested(put: Put, given: str, asked: str, gpus: int) -> None:
+    path = put("f", text(row(AllocTRES=given, ReqTRES=asked), row(JobID="77")))
+    assert by_id(load(path, strict=True), "gpus")["1"] == gpus
+
+
+def test_cores_and_memory_that_no_column_has_are_unknown(put: Put) -> None:
+    head, tres = HEAD.replace("AllocCPUS", "x").replace("NNodes", "y"), {"ReqTRES": "gres/gpu=1,mem=9G"}
+    rows = [row(AllocTRES="gres/gpu=1", **tres), row(JobID="2", AllocTRES="gres/gpu=1,cpu=4,node=3", **tres)]
+    trace = load(put("f", text(*rows, head=head)), strict=True)
+    assert (by_id(trace, "cores"), by_id(trace, "nodes")) == ({"1": -1, "2": 4}, {"1": 0, "2": 3})
+    assert trace.memory_mib.tolist() == [-1, -1], "what was requested is all that a node has where it is not counted"
+
+
 def test_a_site_that_does_not_count_gpus(put: Put) -> None:
     path = put("f", text(row(AllocTRES="cpu=1,node=1", ReqTRES="cpu=1,node=1")))
     with pytest.raises(GpuschedError) as error:
