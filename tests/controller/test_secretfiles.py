@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from gpusched.controller.secretfiles import SecretFiles
+from tests.builders import job
 
 DUMPABLE = "import ctypes; print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"  # PR_GET_DUMPABLE
 
@@ -29,3 +30,26 @@ def test_of_a_longer_draft_that_a_killed_controller_left_nothing_is_stored(tmp_p
     path.rename(path.with_suffix(".tmp"))
     files.write("j", {"TOKEN": "short"})
     assert files.read("j") == {"TOKEN": "short"}
+
+
+def test_a_task_has_the_common_beginning_of_its_array_and_what_is_its_own(tmp_path: Path) -> None:
+    programs = SecretFiles(tmp_path).programs
+    programs.of(7).write("a", {"": "all;", "0": "none", "12": "twelve"})
+    programs.of(7).write("b", {"": "alone", "0": "nobody's"})
+    tasks = [job(f"a_{n}", array_id="a", array_index=n, uid=7) for n in (0, 1, 12)]
+    alone, gone = job("b", uid=7), job("c", uid=7)
+    for _ in range(2):  # one after the other
+        assert [programs.read(task) for task in tasks] == ["all;none", "all;", "all;twelve"]
+        assert (programs.read(alone), programs.read(gone)) == ("alone", None)
+    assert programs.read(job("a", uid=8)) is None, "another user's"
+    programs.of(7).write("c", {"": "late"})
+    assert programs.read(gone) == "late"
+
+
+def test_programs_are_deleted_with_their_submissions_whoever_s_they_are(tmp_path: Path) -> None:
+    programs = SecretFiles(tmp_path).programs
+    programs.delete_unless(lambda _: False)  # there are none
+    for uid, job_id in ((7, "a"), (7, "b"), (8, "c"), (8, "d")):
+        programs.of(uid).write(job_id, {"": job_id})
+    programs.delete_unless("bc".__contains__)
+    assert [programs.of(uid).job_ids() for uid in (7, 8)] == [["b"], ["c"]]
