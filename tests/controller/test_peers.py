@@ -9,7 +9,7 @@ import pytest
 
 from gpusched.controller import peers
 from gpusched.controller.peers import forward_streams
-from gpusched.model.relay import BEGAN, ERRORS, OUTPUT, Frames, exit_frame
+from gpusched.model.relay import BEGAN, ERRORS, OUTPUT, Frames, exit_frame, frame
 from gpusched.nodes.transport import TransportError
 
 MARK = b"--mark--"
@@ -62,7 +62,8 @@ def cut(text: bytes, *, stream: int = 1, size: int) -> list[tuple[int, bytes]]:
 @pytest.mark.parametrize("size", range(1, 30))
 def test_what_shell_start_up_files_print_before_the_mark_is_dropped(size: int) -> None:
     """However it is cut, and also on stderr."""
-    said = [(2, b"e"), *cut(b"-- welcome --" + MARK + b"out" + MARK, size=size), (2, b"f"), (1, b"put")]
+    welcome, rest = cut(b"-- welcome --" + MARK[:3], size=size), cut(MARK[3:] + b"out" + MARK, size=size)
+    said = [(2, b"e"), *welcome, (2, b"e"), *rest, (2, b"f"), (1, b"put")]
     client = forwarded(said, mark=MARK)
     assert client.frames[0] == (BEGAN, b"")
     assert all(kind != BEGAN and payload for kind, payload in client.frames[1:])
@@ -75,7 +76,12 @@ def test_without_the_mark_nothing_has_begun() -> None:
 
 def test_of_much_that_precedes_the_mark_its_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "_MAX_BEFORE_MARK", len(MARK))
-    assert forwarded(cut(b"x" * 99 + MARK + b"out", size=3), mark=MARK).text(OUTPUT) == b"out"
+    client = Client()
+    take = peers._AfterMark(client, MARK, lambda _, chunk: client.send(frame(OUTPUT, chunk)))  # type: ignore[arg-type]
+    for stream, chunk in cut(b"x" * 99 + MARK + b"out", size=3):
+        take(stream, chunk)
+        assert len(take._skipped) <= len(MARK)
+    assert client.text(OUTPUT) == b"out"
 
 
 @pytest.mark.parametrize("errors", [ERRORS, OUTPUT])
