@@ -106,13 +106,14 @@ def test_the_previous_policies_stay_active_until_the_others_are_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The jobs of a new partition wait; of policies that are replaced meanwhile nothing is compiled any more."""
-    compilers: list[Compiler] = []
+    compilers, trials = list[Compiler](), list[Snapshot]()
 
     def start(*_: object) -> Compiler:
         compilers.append(Compiler())
         return compilers[-1]
 
     def decided(snapshot: Snapshot) -> Plan:
+        trials.append(snapshot)
         if not snapshot.policies.keys() <= known:
             raise compiled.NotCached
         return decide(snapshot)
@@ -143,6 +144,10 @@ def test_the_previous_policies_stay_active_until_the_others_are_compiled(
     compilers[-1].status = 0
     known.add("q")
     assert deciders(q=third) == ({"q": "third"}, {"p", "q", "r"})
+    assert deciders(p=first) == ({"p": "first"}, {"p", "q", "r"}), "what is compiled takes no cycle more"
+    trials.clear()
+    deciders(p=first)
+    assert len(trials) == 1, "policies that are active already are not tried first"
     decider.close()
 
 
