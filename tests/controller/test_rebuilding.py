@@ -89,18 +89,40 @@ def test_the_newest_sound_backup_is_restored(lost: Path, remote: None, source: s
 
 
 @pytest.mark.parametrize("source", ["{0}/backups", "safe:{0}/backups"])
+@pytest.mark.parametrize(("now", "since"), [(NOW + 3599, 0.0), (NOW + 3600, NOW + 3600), (NOW + 9999, NOW + 3600)])
 def test_recovery_takes_the_backup_with_the_latest_events_whatever_the_clock_was(
-    lost: Path, remote: None, monkeypatch: pytest.MonkeyPatch, source: str
+    lost: Path, remote: None, monkeypatch: pytest.MonkeyPatch, source: str, now: float, since: float
 ) -> None:
-    """And whatever the clock said, the nodes are asked for all that they keep."""
+    """And where it was made in the future, as the clock says now, the nodes are asked for all that they keep."""
     settings, asked = BackupSettings(to=str(lost / "backups")), list[float]()
     make_backup(lost / "lost", settings, NOW + 7200)
     with contextlib.closing(Store.create_or_open(lost / "lost")) as store:
         store.append([Event(time=NOW, kind="clock_stepped")])
     make_backup(lost / "lost", settings, NOW + 3600)
+    monkeypatch.setattr(rebuilding, "time", SimpleNamespace(time=lambda: now))
     monkeypatch.setattr(rebuilding, "ask_nodes", lambda *given: asked.append(given[-1]) or ({}, {}))
     with rebuild(lost / "state", no_nodes(), source.format(lost)) as rebuilt:
-        assert (rebuilt.report.made, asked) == (NOW + 3600, [0.0])
+        assert (rebuilt.report.made, asked) == (NOW + 3600, [since])
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "hint"),
+    [
+        ("echo no; echo Warning: x >&2; echo 'ssh: no route' >&2; echo >&2; exit 255", "ssh: ssh: no route", "--from"),
+        ("exit 1", "ssh: it failed", "--from"), (None, "ssh is not installed here", "OpenSSH"),
+    ],
+)  # fmt: skip
+def test_another_machine_that_cannot_be_asked(
+    lost: Path, remote: None, monkeypatch: pytest.MonkeyPatch, script: str | None, said: str, hint: str
+) -> None:
+    if script is None:
+        monkeypatch.setenv("PATH", str(lost / "none"))
+    else:
+        (lost / "bin/ssh").write_text(f"#!/bin/sh\n{script}\n")
+    with pytest.raises(GpuschedError) as raised, rebuild(lost / "state", no_nodes(), "safe:/backups"):
+        pass
+    assert raised.value.message == said
+    assert hint in (raised.value.hint or "")
 
 
 def test_the_next_controller_has_a_higher_term_than_any_node_has_seen(

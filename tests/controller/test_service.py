@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import msgspec
@@ -34,7 +35,7 @@ from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.damage import DatabaseDamaged, UnreadableRow
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lastgood import Declared
-from gpusched.queue.lease import TERM, Superseded, claim, highest_term
+from gpusched.queue.lease import STANDBYS, TERM, Superseded, claim, highest_term
 from gpusched.queue.presence import FILE, controller_of
 from gpusched.queue.store import INVENTORY_TROUBLE, Reader, UsageRow
 from gpusched.slurm.commands import NoAnswer
@@ -176,9 +177,7 @@ def test_a_start_that_finds_damage_leaves_no_publisher_behind(
     assert set(threading.enumerate()) <= before
 
 
-def test_a_superseded_controller_changes_nothing_in_slurm(
-    site: Installation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_superseded_controller_changes_nothing_in_slurm(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm knows no terms: each change is preceded by a look at the lease."""
     monkeypatch.setenv("PATH", "")
     with leadership(site.state) as leads:
@@ -490,6 +489,32 @@ def test_news_end_a_pause_no_sooner_than_after_the_duration_of_a_cycle(
         service.pause(Woken())
         assert now == pytest.approx(rested_s, abs=1e-9)
         assert waits[-1] <= 0.03
+
+
+def test_the_duration_of_each_cycle_is_counted(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, now = site.start(), 5000.0
+    real, counted = service.cycle.run, list[float]()
+
+    def run(patience_s: float) -> None:
+        nonlocal now
+        real(patience_s)
+        now += 0.25
+
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(service.cycle, "run", run)
+    monkeypatch.setattr(service._reporting, "step", lambda cycle_s, _: counted.append(cycle_s))
+    for _ in range(2):
+        service.run(0)
+    assert counted == [0.25, 0.25]
+
+
+def test_standbys_are_recorded_and_logged_as_they_come_and_go(site: Installation) -> None:
+    service = site.start()
+    for names in ((), ("login1", "login2"), ("login1", "login2"), ("login2",), (), ()):
+        service._record_standbys(SimpleNamespace(holder=SimpleNamespace(standbys=names)))  # type: ignore[arg-type]
+        assert (service.store.meta(STANDBYS) or "") == ", ".join(names)
+    assert site.said[-3:] == ["standbys: login1, login2", "standbys: login2", "standbys: none"]
+    assert len([line for line in site.said if line.startswith("standbys")]) == 3
 
 
 def test_a_wait_ends_when_it_is_woken() -> None:
