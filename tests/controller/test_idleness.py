@@ -408,6 +408,7 @@ def test_an_idle_time_begins_with_the_first_reading_that_shows_it() -> None:
     warns = IdleRule(after_s=AFTER_S)
     assert Judged(SINCE, None, warns).job.idle == idle_since("warn", at=None)
     assert Judged(SINCE, None, CANCEL, use=5.0).job.idle is None
+    assert Judged(SINCE, None, CANCEL, use=5.1).job.idle is None
     assert Judged(SINCE, None, CANCEL, use=4.9).job.idle == idle_since()
 
 
@@ -437,6 +438,7 @@ def test_the_action_comes_at_the_time_that_was_said_and_once(then: IdleAction, k
     warned = idle_since(then, warned_at=at - WARN_S, at=at)
     early = Judged(at - 0.1, warned, rule)
     assert (early.events, early.job.idle) == ([], warned)
+    assert Judged(at + 3.0, warned, rule).kinds == kinds
     found = Judged(at, warned, rule)
     assert (found.kinds, found.job.state) == (kinds, state)
     assert found.job.idle == idle_since(then, warned_at=at - WARN_S, at=None, acted_at=at)
