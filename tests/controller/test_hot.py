@@ -167,9 +167,13 @@ def test_gpus_are_free_only_once_the_rank_is_gone(site: Site) -> None:
 
 def test_a_rank_that_leaves_has_the_grace_period_to_do_so(site: Site) -> None:
     job = pair(site)
+    (first, _) = (rank for rank in site.store.ranks() if rank.job_id == job)
+    leftover = msgspec.structs.replace(first, attempt=0, gone=True, launched_at=site.world.now + 99)
+    site.store.put_ranks([leftover])
     site.submit_spec(spec(gpus_per_node=GPUS))
     site.turn(heard=False)
     (leaves,) = [rank for rank in site.store.ranks() if rank.job_id == job and rank.hot == "leaves"]
+    assert (leaves.attempt, leaves.rank) == (1, 1)
     assert leaves.leave_by == site.world.now + site.cycle.inventory.settings.grace_s
 
 
