@@ -49,7 +49,7 @@ def test_a_job_that_meets_a_failed_check_waits_for_other_nodes() -> None:
     assert step.job.message == "check disk: n1 on n1, n2"
     assert step.job.excluded_nodes == ("n1", "n2")
     event = next(event for event in step.events if event.kind == "ending")
-    assert event.data == {"attempt": 1, "outcome": "PENDING", "message": step.job.message}
+    assert (event.data["outcome"], event.data["reason"]) == (JobState.PENDING, "CheckFailed")
 
 
 def test_a_long_pull_is_waited_for() -> None:
