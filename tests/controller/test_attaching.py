@@ -34,10 +34,10 @@ def test_attendance_goes_on_by_another_connection_where_one_is_lost() -> None:
     first, second, third = Connection(1), Connection(2), Connection()
     others = iter((second, third))
     with _attended(first, lambda: next(others), REF, 0.0):  # type: ignore[arg-type]
-        assert third.told.wait(300)
+        assert third.told.wait(20)
         assert second.closed.is_set()
         assert not third.closed.is_set()
-    assert third.closed.wait(300), "nothing is left open"
+    assert third.closed.wait(20), "nothing is left open"
     assert not first.closed.is_set(), "the session's own"
     assert [*first.reports, *second.reports] == [sessions.note_attached(REF)] * 3
 
@@ -45,5 +45,5 @@ def test_attendance_goes_on_by_another_connection_where_one_is_lost() -> None:
 def test_a_connection_that_lasts_is_the_only_one() -> None:
     first = Connection()
     with _attended(first, lambda: Connection(), REF, 0.0):  # type: ignore[arg-type]
-        assert first.told.wait(300)
+        assert first.told.wait(20)
     assert not first.closed.is_set()

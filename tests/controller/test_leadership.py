@@ -304,7 +304,7 @@ def test_a_lease_that_cannot_be_renewed_now_is_tried_again_until_another_control
     errors = iter((OSError("no space"), OSError("no space"), Superseded("another one took over")))
 
     def renew() -> None:
-        assert ready.wait(300)
+        assert ready.wait(20)
         raise next(errors)
 
     monkeypatch.setattr(module, "RENEW_S", 0.0)
@@ -313,7 +313,7 @@ def test_a_lease_that_cannot_be_renewed_now_is_tried_again_until_another_control
     leads.on_loss(lost.set)
     leads.check()
     ready.set()
-    assert lost.wait(300)
+    assert lost.wait(20)
     assert messages(caplog) == ["the lease cannot be renewed: no space"] * 2
     assert leads.is_lost
     with pytest.raises(Superseded, match="another one"):
@@ -332,3 +332,10 @@ def test_a_former_controller_that_may_not_be_killed_goes_on(
     monkeypatch.setattr(module.os, "kill", kill)
     assert not end_former(former)
     assert messages(caplog)[-1] == "it cannot be killed: Operation not permitted"
+
+
+def test_a_state_folder_that_is_not_there_yet_is_made(tmp_path: Path, clock: Time) -> None:
+    with leadership(tmp_path / "by" / "controller"):
+        pass
+    with standby(tmp_path / "of" / "standby", 100.0, clock.sleep) as leads:
+        assert leads is not None

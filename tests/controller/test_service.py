@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from gpusched.cluster.base import NodeObservation
+from gpusched.controller import reporting
 from gpusched.controller import service as module
 from gpusched.controller.leadership import leadership
 from gpusched.controller.recovery.unsettled import leave_unsettled
@@ -175,6 +176,51 @@ def test_a_start_that_finds_damage_leaves_no_publisher_behind(
     assert [thread.name for thread in set(threading.enumerate()) - before] == ["publisher"]
     service.close()
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, 0), (20, 0), (21, 1), (25, 5)])
+def test_of_many_damaged_rows_the_first_are_logged(
+    site: Installation, monkeypatch: pytest.MonkeyPatch, count: int, more: int
+) -> None:
+    service = site.start()
+    rows = [UnreadableRow("jobs", {"id": str(number)}, "spoilt") for number in range(count)]
+    monkeypatch.setattr(module, "set_aside_damaged", lambda *_: rows)
+    before = service.cycle
+    service.set_aside(DatabaseDamaged(None))
+    assert service.cycle is not before, "it is read anew"
+    logged = [line for line in site.said if "set aside" in line]
+    assert logged == [f"the database is damaged: {row.line}; set aside" for row in rows[:20]]
+    assert [line for line in site.said if " more rows" in line] == (
+        [f"and {more} more rows, see the events row_set_aside"] if more else []
+    )
+
+
+def test_damage_that_is_not_limited_to_rows_ends_the_controller_and_a_full_disk_does_not(
+    site: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, damaged = site.start(), DatabaseDamaged(None)
+    monkeypatch.setattr(module, "set_aside_damaged", lambda *_: [])
+    with pytest.raises(DatabaseDamaged) as raised:
+        service.set_aside(damaged)
+    assert raised.value is damaged
+    monkeypatch.setattr(module, "set_aside_damaged", Mock(side_effect=sqlite3.OperationalError("disk is full")))
+    service.set_aside(damaged)
+    assert site.said[-1].endswith(f"recorded in {site.state}: disk is full; retrying, see 'gpusched check'")
+
+
+def test_an_audit_log_that_cannot_be_read_is_logged_once_and_tried_again(
+    site: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, opened = site.start(), reporting.audit_stream
+    monkeypatch.setattr(reporting, "audit_stream", Mock(side_effect=OSError("no permission")))
+    for _ in range(3):
+        service.run(0)
+    line = "cannot read the audit log: no permission; entries are kept in the database"
+    assert [said for said in site.said if "audit" in said] == [line]
+    assert service._reporting._audit is None
+    monkeypatch.setattr(reporting, "audit_stream", opened)
+    service.run(0)
+    assert service._reporting._audit is not None
 
 
 def test_a_superseded_controller_changes_nothing_in_slurm(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
