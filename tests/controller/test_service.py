@@ -178,7 +178,7 @@ def test_a_start_that_finds_damage_leaves_no_publisher_behind(
     assert set(threading.enumerate()) <= before
 
 
-@pytest.mark.parametrize(("count", "more"), [(1, 0), (20, 0), (21, 1), (25, 5)])
+@pytest.mark.parametrize(("count", "more"), [(1, 0), (20, 0), (21, 1), (42, 22)])
 def test_of_many_damaged_rows_the_first_are_logged(
     site: Installation, monkeypatch: pytest.MonkeyPatch, count: int, more: int
 ) -> None:
@@ -538,7 +538,7 @@ def test_news_end_a_pause_no_sooner_than_after_the_duration_of_a_cycle(
 
 
 def test_the_duration_of_each_cycle_is_counted(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
-    service, now = site.start(), 5000.0
+    service, now = site.start(), 0.125
     real, counted = service.cycle.run, list[float]()
 
     def run(patience_s: float) -> None:
@@ -552,6 +552,15 @@ def test_the_duration_of_each_cycle_is_counted(site: Installation, monkeypatch: 
     for _ in range(2):
         service.run(0)
     assert counted == [0.25, 0.25]
+
+
+def test_totals_are_written_at_most_once_a_second(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, now, written = site.start(), 0.0, list[float]()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(service._reporting._metering, "write", lambda: written.append(now))
+    for now in (100.0, 100.9, 101.0, 101.9, 102.5, 103.4, 109.0):
+        service.run(0)
+    assert written == [100.0, 101.0, 102.5, 109.0]
 
 
 def test_standbys_are_recorded_and_logged_as_they_come_and_go(site: Installation) -> None:
