@@ -558,7 +558,8 @@ def test_totals_are_written_at_most_once_a_second(site: Installation, monkeypatc
     service, now, written = site.start(), 0.0, list[float]()
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     monkeypatch.setattr(service._reporting._metering, "write", lambda: written.append(now))
-    for now in (100.0, 100.9, 101.0, 101.9, 102.5, 103.4, 109.0):
+    for moment in (100.0, 100.9, 101.0, 101.9, 102.5, 103.4, 109.0):
+        now = moment
         service.run(0)
     assert written == [100.0, 101.0, 102.5, 109.0]
 
