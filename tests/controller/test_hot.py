@@ -281,19 +281,22 @@ def test_a_rank_that_cannot_be_launched_leaves_the_job_as_it_was(site: Site) -> 
     assert site.events(job, "rank_left")[0]["message"].endswith("it could not join: killed")
 
 
-def test_a_rank_that_has_ended_well_before_it_joined_does_not_count_against_its_size(site: Site) -> None:
+@pytest.mark.parametrize(("code", "unusable", "why"), [(0, (), "exited"), (3, (4,), "it exited with 3")])
+def test_a_rank_that_has_ended_before_it_joined_counts_against_its_size_unless_it_ended_well(
+    site: Site, code: int, unusable: tuple[int, ...], why: str
+) -> None:
     job = running(site, 2, 4)
     with_room(site, job)
     site.turn()
     for host in site.world.hosts.values():
         for box in host.boxes.values():
             if box.phase == "preparing":
-                site.world.end(box, 0)
+                site.world.end(box, code)
     site.turn(2)
     resizes = site.job(job).resizes
     assert resizes is not None
-    assert (site.job(job).state, resizes.unusable) == (JobState.RUNNING, ())
-    assert site.events(job, "rank_left")[0]["message"].endswith("it could not join: exited")
+    assert (site.job(job).state, resizes.unusable) == (JobState.RUNNING, unusable)
+    assert site.events(job, "rank_left")[0]["message"].endswith(f"it could not join: {why}")
 
 
 def test_a_rank_that_is_not_there_in_time_is_removed_and_the_job_goes_on(
