@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpusched.cluster.base import NodeObservation, RankKey
-from gpusched.controller.cleanup import Cleanup, clean_up_leftovers, remove_strays
+from gpusched.controller.cleanup import Cleanup, clean_up_leftovers, forget_jobs, remove_strays
 from gpusched.controller.escalating import is_due, is_exhausted, stuck_event, stuck_message, with_try
 from gpusched.model.jobs import container_name
 from gpusched.model.readings import ContainerReading, NodeReading, ProbeFailure
@@ -217,3 +217,15 @@ def test_a_stray_is_found_after_others_that_are_none_and_settled_leftovers_need_
         ("n1", "b0", 2, 1, True)
     ]
     assert leftovers(rank(), says(None, began=NOW - 100)).settled == [], "as old as the launch"
+
+
+def test_the_folder_of_a_job_is_removed_once_it_has_ended_and_nothing_is_being_done_to_it() -> None:
+    folders = ("runs", "busy", "no-id", "ended", "twice")
+    read = NodeReading(node="n1", time=NOW, containers=(), job_folders=folders)
+    hung = NodeReading(node="n2", time=NOW, containers=None, job_folders=("ended",))
+    news = {name: NodeObservation(began=NOW, result=reading) for name, reading in (("n1", read), ("n2", hung))}
+    busy = frozenset({("busy", 0, 0), ("twice", 1, 0)})  # the latter with an attempt
+    found = forget_jobs(NODES, news, lambda job_id: job_id != "runs", busy)
+    assert [(w.verb, w.node, w.key, w.rank.node, w.rank.runtime, w.rank.collected) for w in found] == [
+        ("forget", "n1", (job_id, 0, 0), "n1", NODES[1].runtime, True) for job_id in ("ended", "twice")
+    ]

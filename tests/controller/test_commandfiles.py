@@ -645,3 +645,19 @@ def test_dependencies_on_many_tasks_count_as_many(world: InboxWorld, monkeypatch
     world.submit(ALICE, dependencies=on[:1])
     huge = spec(dependencies=(Dependency(DependencyKind.AFTERANY, f"{array}_[0-9999999]"),))
     assert "10000000 more exceed" in world.say(Submit(time=NOW, id=fresh_id(NOW), spec=huge), BOB)
+
+
+def test_the_names_of_applied_files_are_remembered_for_a_day_and_nothing_is_written_without_commands(
+    world: InboxWorld,
+) -> None:
+    first, second = world.submit(), world.submit()
+    applied_at = world.now
+    for now, kept in ((applied_at + 86400.0, True), (applied_at + 86400.1, False)):
+        world.now = now - 1
+        world.submit()
+        assert world.store.was_applied(f"{second}.submit") is kept
+        assert not world.store.was_applied(f"{first}.submit")
+    writes = world.store._db.total_changes
+    world.now += 999_999
+    assert world.apply_inbox() == 0
+    assert world.store._db.total_changes == writes

@@ -14,11 +14,15 @@ import pytest
 from msgspec.structs import replace
 
 from gpusched import compiled
-from gpusched.controller import compiling
+from gpusched.controller import compiling, deciding
 from gpusched.controller.compiling import compiler_of, end
+from gpusched.controller.deciding import Decider
 from gpusched.errors import printable
+from gpusched.model.plan import Plan
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import Snapshot
+from gpusched.queue.store import Store
+from gpusched.sched.decide import decide
 from gpusched.sched.kernel.by_rule import pass_by_plan
 from gpusched.sched.warming import small_snapshot, trial_of, warm_up
 from tests.builders import spec
@@ -80,6 +84,71 @@ def test_a_cycle_never_compiles_for_new_policies(
     site.cycle.policies = POLICIES
     assert starts_by() == POLICIES["p"].name, "what is there takes no cycle more"
     assert len(begun) == len(messages(caplog)) == 1
+
+
+class Compiler:
+    """Another process that compiles until a test says that it has ended."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def kill(self) -> None:
+        self.status = -9
+
+    def wait(self) -> None:
+        assert self.status is not None
+
+
+def test_the_previous_policies_stay_active_until_the_others_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The jobs of a new partition wait; of policies that are replaced meanwhile nothing is compiled any more."""
+    compilers, trials = list[Compiler](), list[Snapshot]()
+
+    def start(*_: object) -> Compiler:
+        compilers.append(Compiler())
+        return compilers[-1]
+
+    def decided(snapshot: Snapshot) -> Plan:
+        trials.append(snapshot)
+        if not snapshot.policies.keys() <= known:
+            raise compiled.NotCached
+        return decide(snapshot)
+
+    monkeypatch.setattr(deciding, "compiler_of", start)
+    monkeypatch.setattr(deciding, "decide", decided)
+    small, known = small_snapshot(PolicySpec(name="first")), {"p"}
+    first, second, third = (PolicySpec(name=name) for name in ("first", "second", "third"))
+    decider = Decider(Store.create_or_open(tmp_path))
+
+    def deciders(**policies: PolicySpec) -> tuple[dict[str, str], set[str]]:
+        """The policies by which is decided, by partition, and the partitions whose jobs are decided about."""
+        job = small.pending[1]
+        pending = tuple(
+            replace(job, id=partition, spec=replace(job.spec, partition=partition)) for partition in ("p", "q", "r")
+        )
+        found = decider.decide(replace(small, pending=pending, policies=policies), {})
+        about = {*found.plan.reasons, *(action.job_id for action in found.plan.actions)}
+        return {name: policy.name for name, policy in found.deciders.items()}, about
+
+    assert deciders(p=first) == ({"p": "first"}, {"p", "q", "r"})
+    for _ in range(3):
+        assert deciders(p=second, q=second) == ({"p": "first"}, {"p", "r"})
+    assert (len(compilers), len(messages(caplog))) == (1, 1)
+    for _ in range(2):
+        assert deciders(q=third) == ({}, {"p", "r"}), "what is not declared any more decides about nothing"
+    assert [compiler.status for compiler in compilers] == [-9, None]
+    compilers[-1].status = 0
+    known.add("q")
+    assert deciders(q=third) == ({"q": "third"}, {"p", "q", "r"})
+    assert deciders(p=first) == ({"p": "first"}, {"p", "q", "r"}), "what is compiled takes no cycle more"
+    trials.clear()
+    deciders(p=first)
+    assert len(trials) == 1, "policies that are active already are not tried first"
+    decider.close()
 
 
 def test_new_policies_are_tried_without_pending_jobs(

@@ -163,6 +163,9 @@ def test_a_check_runs_again_after_its_interval_counted_from_its_start(tmp_path: 
     again = site.due(NOW + 60)
     assert set(again) == {"a", "b"}
     assert again["a"] != first["a"]
+    site.end("a", CHECK, 0, NOW + 60)
+    site.store.put_check_records([CheckRecord(node="a", check="c")])  # as one that was added anew
+    assert site.due(NOW + 60.002)["a"] != again["a"], "also within a second"
 
 
 def test_checks_of_a_node_run_one_after_the_other_the_most_overdue_first(tmp_path: Path) -> None:
@@ -253,6 +256,7 @@ def test_a_jobs_checks_run_one_after_the_other_each_on_all_nodes_at_once(tmp_pat
         assert names(sent) == [("a", name), ("b", name)]
         assert [o.check.env["GPUSCHED_NODE_RANK"] for o in sent if o.check] == ["0", "1"]
         assert {o.check.env["MASTER_PORT"] for o in sent if o.check} == {"23456"}
+        assert operations(site, NOW) == sent, "as it was first sent, until there is a result"
         answer(site, NOW + 1, sent[:1])
         assert names(operations(site, NOW + 1)) == [("b", name)], "the other's run is open, and none begins before"
         answer(site, NOW + 2, sent[1:])
@@ -457,6 +461,17 @@ def test_nothing_is_read_while_nothing_can_be_due(tmp_path: Path, monkeypatch: p
     assert reads == []
     assert names(operations(site, NOW + 60)) == [("a", "c"), ("b", "c")]
     assert reads != []
+
+
+def test_without_checks_nothing_is_looked_for_in_each_cycle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(tmp_path)
+    assert operations(site, NOW) == []
+    reads = reads_of(site, monkeypatch)
+    for seconds in range(1, int(LOOK_S)):
+        assert operations(site, NOW + seconds) == []
+    assert reads == []
+    assert operations(site, NOW + LOOK_S) == []
+    assert reads == ["check_records"]
 
 
 def test_neither_a_silent_node_nor_jobs_without_checks_make_each_cycle_look(

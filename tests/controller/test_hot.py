@@ -167,9 +167,13 @@ def test_gpus_are_free_only_once_the_rank_is_gone(site: Site) -> None:
 
 def test_a_rank_that_leaves_has_the_grace_period_to_do_so(site: Site) -> None:
     job = pair(site)
+    (first, _) = (rank for rank in site.store.ranks() if rank.job_id == job)
+    leftover = msgspec.structs.replace(first, attempt=0, gone=True, launched_at=site.world.now + 99)
+    site.store.put_ranks([leftover])
     site.submit_spec(spec(gpus_per_node=GPUS))
     site.turn(heard=False)
     (leaves,) = [rank for rank in site.store.ranks() if rank.job_id == job and rank.hot == "leaves"]
+    assert (leaves.attempt, leaves.rank) == (1, 1)
     assert leaves.leave_by == site.world.now + site.cycle.inventory.settings.grace_s
 
 
@@ -273,7 +277,26 @@ def test_a_rank_that_cannot_be_launched_leaves_the_job_as_it_was(site: Site) -> 
     assert (found.state, site.ranks(job), found.attempt) == (JobState.RUNNING, [0], 1)
     assert found.resizes is not None
     assert found.resizes.unusable == (4,), "not tried again"
+    assert (found.resizes.count, found.resizes.next_rank) == (1, 2), "of the resize that was begun"
     assert site.events(job, "rank_left")[0]["message"].endswith("it could not join: killed")
+
+
+@pytest.mark.parametrize(("code", "unusable", "why"), [(0, (), "exited"), (3, (4,), "it exited with 3")])
+def test_a_rank_that_has_ended_before_it_joined_counts_against_its_size_unless_it_ended_well(
+    site: Site, code: int, unusable: tuple[int, ...], why: str
+) -> None:
+    job = running(site, 2, 4)
+    with_room(site, job)
+    site.turn()
+    for host in site.world.hosts.values():
+        for box in host.boxes.values():
+            if box.phase == "preparing":
+                site.world.end(box, code)
+    site.turn(2)
+    resizes = site.job(job).resizes
+    assert resizes is not None
+    assert (site.job(job).state, resizes.unusable) == (JobState.RUNNING, unusable)
+    assert site.events(job, "rank_left")[0]["message"].endswith(f"it could not join: {why}")
 
 
 def test_a_rank_that_is_not_there_in_time_is_removed_and_the_job_goes_on(
@@ -291,6 +314,32 @@ def test_a_rank_that_is_not_there_in_time_is_removed_and_the_job_goes_on(
     assert (site.job(job).state, site.ranks(job)) == (JobState.RUNNING, [0])
     assert len([box for host in site.world.hosts.values() for box in host.boxes.values()]) == 1
     assert "it could not join: its container was not ready within" in site.events(job, "rank_left")[0]["message"]
+
+
+def test_without_a_group_in_time_the_ranks_that_joined_leave_and_the_size_is_not_tried_again(site: Site) -> None:
+    job = running(site, 4, 8)
+    (first,) = [box for _, box in site.world.running() if box.name == f"gpusched-{job}-1-0"]
+    first.progress = ProgressReading(step=1.0, nodes=1.0, age_s=0.0)
+    with_room(site, job, nodes=1)
+    site.turn(4)
+    assert site.ranks(job) == [0, 1]
+    before = site.job(job).resizes
+    assert before is not None
+    assert before.formed_since is not None
+    site.turn(1, before.formed_since + 99 - site.world.now)
+    assert site.job(job).resizes == before
+    site.turn(1, before.formed_since + 100 - site.world.now, heard=False)
+    why = "back to 4 GPUs: no group of 2 ranks within 100 s"
+    assert site.events(job, "resizing")[-1] == {"gpus_from": 8, "gpus_to": 4, "message": why, "hot": True}
+    assert site.job(job).resizes == msgspec.structs.replace(
+        before, before=8, unusable=(8,), count=before.count + 1, why=why, formed_since=None
+    )
+    (leaves,) = [rank for rank in site.store.ranks() if rank.job_id == job and rank.hot == "leaves"]
+    grace_s = site.cycle.inventory.settings.grace_s
+    assert (leaves.rank, leaves.leave_by) == (1, pytest.approx(site.world.now + grace_s, abs=1))
+    site.turn(9, 31)
+    assert (site.ranks(job), site.job(job).state, site.job(job).attempt) == ([0], JobState.RUNNING, 1)
+    assert site.began(job) == [0, 1]
 
 
 def test_its_time_limit_is_that_of_rank_0(site: Site) -> None:

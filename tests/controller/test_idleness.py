@@ -12,7 +12,7 @@ import pytest
 from gpusched.accounting.usage import own_utilization
 from gpusched.cluster.base import NodeObservation
 from gpusched.controller.idleness import is_all_idle, judge_idle, signal_of_idle
-from gpusched.model.idle import IdleExempt, IdleRule, IdleRules, IdleState
+from gpusched.model.idle import IdleAction, IdleExempt, IdleRule, IdleRules, IdleState
 from gpusched.model.jobs import JobRecord, JobState, container_name
 from gpusched.model.readings import Gpu, GpuProcess
 from gpusched.model.resources import Inventory
@@ -370,6 +370,114 @@ def test_before_anything_is_done_each_node_has_been_read_since_the_idle_time_beg
         again = news | {"n1": NodeObservation(began=104.0, result=reading_of(Host("n1", use=0.0), last))}  # the same
         assert is_all_idle(two, before, again, (), 0.05, 10.0, 105.0) is found
     assert is_all_idle(two, before, {}, (), 0.05, 3.0, 105.0) is False, "n1 was not read for too long"
+
+
+SINCE = 1000.0
+
+
+class Judged:
+    """A job on idle GPUs after a cycle at ``now``."""
+
+    def __init__(
+        self, now: float, idle: IdleState | None, rule: IdleRule, use: float = 0.0, gpus: int = 1, **asked: Any
+    ) -> None:
+        before = record(
+            "j", JobState.RUNNING, {"n0": tuple(range(gpus))}, idle=idle, spec=spec(gpus_per_node=gpus, **asked)
+        )
+        host = Host("n0", use=use)
+        old = {"n0": NodeRecord(name="n0", reading=reading_of(host, now - 5.0))}
+        news = {"n0": NodeObservation(began=now - 0.1, result=reading_of(host, now))}
+        found = judge_idle([before], old, news, declared(jobs=rule), now)
+        (self.job,) = found.changed or [before]
+        self.events = [(event.kind, event.data) for event in found.events]
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.events]
+
+
+def idle_since(then: IdleAction = "cancel", **changes: Any) -> IdleState:
+    return IdleState(**{"since": SINCE, "below": 0.05, "then": then, "at": SINCE + AFTER_S} | changes)
+
+
+CANCEL = IdleRule(after_s=AFTER_S, then="cancel", warn_before_s=WARN_S)
+
+
+def test_an_idle_time_begins_with_the_first_reading_that_shows_it() -> None:
+    assert Judged(SINCE, None, CANCEL).job.idle == idle_since()
+    warns = IdleRule(after_s=AFTER_S)
+    assert Judged(SINCE, None, warns).job.idle == idle_since("warn", at=None)
+    assert Judged(SINCE, None, CANCEL, use=5.0).job.idle is None
+    assert Judged(SINCE, None, CANCEL, use=5.1).job.idle is None
+    assert Judged(SINCE, None, CANCEL, use=4.9).job.idle == idle_since()
+
+
+@pytest.mark.parametrize("late_s", [-0.1, 0.0, 7.0])
+def test_the_warning_says_since_when_and_when_what_is_done(late_s: float) -> None:
+    now = SINCE + AFTER_S - WARN_S + late_s
+    found = Judged(now, idle_since(), CANCEL, gpus=2)
+    if late_s < 0:
+        assert (found.events, found.job.idle) == ([], idle_since())
+        return
+    at = SINCE + AFTER_S + late_s  # the user has all of the time for it
+    assert found.job.idle == idle_since(warned_at=now, at=at)
+    message = f"its 2 GPUs have been below 5% utilization for 0:02:{20 + late_s:02.0f}; unless used, it is cancelled"
+    data = {"attempt": 1, "idle_s": 140 + late_s, "then": "cancel", "at": at, "message": f"{message} in 0:01:00"}
+    assert found.events == [("idle_warned", data)]
+
+
+@pytest.mark.parametrize(
+    ("then", "kinds", "state"),
+    [
+        ("signal", ["idle_acted"], "RUNNING"), ("cancel", ["idle_acted", "ending"], "COMPLETING"),
+        ("requeue", ["idle_acted", "preempted"], "COMPLETING"),
+    ],
+)  # fmt: skip
+def test_the_action_comes_at_the_time_that_was_said_and_once(then: IdleAction, kinds: list[str], state: str) -> None:
+    rule, at = IdleRule(after_s=AFTER_S, then=then, warn_before_s=WARN_S), SINCE + AFTER_S + 10.0
+    warned = idle_since(then, warned_at=at - WARN_S, at=at)
+    early = Judged(at - 0.1, warned, rule)
+    assert (early.events, early.job.idle) == ([], warned)
+    assert Judged(at + 3.0, warned, rule).kinds == kinds
+    found = Judged(at, warned, rule)
+    assert (found.kinds, found.job.state) == (kinds, state)
+    assert found.job.idle == idle_since(then, warned_at=at - WARN_S, at=None, acted_at=at)
+    message = "its GPU has been below 5% utilization for 0:03:30 (inventory: idle)"
+    assert found.events[0][1] == {"attempt": 1, "idle_s": 210, "then": then, "at": None, "message": message}
+    if then == "signal":
+        assert Judged(at + 5.0, found.job.idle, rule).events == []
+        return
+    ending = found.job.ending
+    assert ending is not None
+    assert (ending.reason, ending.message, ending.kill_at) == ("IdleLimit", message, at + 10.0)
+    assert ending.outcome == (JobState.PENDING if then == "requeue" else JobState.CANCELLED)
+
+
+def test_the_end_of_an_idle_time_is_an_event_where_its_user_was_warned() -> None:
+    now = SINCE + 150.0
+    assert Judged(now, idle_since(), CANCEL, use=5.0).events == []
+    found = Judged(now, idle_since(warned_at=now - 5.0), CANCEL, use=5.0)
+    data = {"attempt": 1, "idle_s": 150, "then": "cancel", "at": SINCE + AFTER_S}
+    assert (found.events, found.job.idle) == ([("idle_ended", data)], None)
+
+
+def test_a_rule_that_changes_after_the_warning_gives_no_less_time_than_was_said() -> None:
+    now = SINCE + 150.0
+    warned = idle_since(warned_at=now, at=now + WARN_S)
+    for after_s, at in ((100, now + WARN_S), (400, SINCE + 400)):
+        rule = IdleRule(after_s=after_s, then="signal", warn_before_s=WARN_S)
+        assert Judged(now + 5.0, warned, rule).job.idle == idle_since("signal", warned_at=now, at=at)
+    assert Judged(now + 5.0, warned, IdleRule(after_s=100)).job.idle == idle_since("warn", warned_at=now, at=None)
+
+
+@pytest.mark.parametrize(("then", "done"), [("signal", "it is sent USR1"), ("requeue", "it is requeued")])
+def test_the_warning_names_the_action(then: IdleAction, done: str) -> None:
+    rule = IdleRule(after_s=AFTER_S, then=then, warn_before_s=WARN_S)
+    now = SINCE + AFTER_S - WARN_S
+    ((_, data),) = Judged(now, idle_since(then), rule).events
+    assert data["message"].endswith(f"for 0:02:20; unless used, {done} in 0:01:00")
+    ((_, data),) = Judged(now, idle_since(then), rule, requeue=False).events
+    assert ("it is cancelled" in data["message"]) is (then == "requeue")
 
 
 def test_idle_times_move_with_the_clock() -> None:

@@ -12,12 +12,20 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from gpusched.controller import leadership as module
-from gpusched.controller.leadership import AlreadyRunning, controller_lock, end_former, leadership, standby
+from gpusched.controller.leadership import (
+    AlreadyRunning,
+    Leadership,
+    controller_lock,
+    end_former,
+    leadership,
+    standby,
+)
 from gpusched.controller.service import LockWait
 from gpusched.errors import GpuschedError
 from gpusched.queue.lease import (
@@ -32,6 +40,7 @@ from gpusched.queue.lease import (
 )
 from gpusched.queue.presence import this_process
 from gpusched.queue.store import Store
+from tests.logged import messages
 
 
 class Time:
@@ -247,6 +256,7 @@ import sys
 from pathlib import Path
 from gpusched.controller.leadership import leadership
 from gpusched.queue.store import Store
+from tests.logged import messages
 state = Path(sys.argv[1])
 with leadership(state) as leads:
     store = Store.create_or_open(state, term=leads.term)
@@ -285,3 +295,47 @@ def test_a_lock_is_for_the_controllers_user_alone(tmp_path: Path, mode: int) -> 
     path.chmod(mode)
     with module._open_lock(path):
         assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lease_that_cannot_be_renewed_now_is_tried_again_until_another_controller_takes_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ready, lost, released = threading.Event(), threading.Event(), list[bool]()
+    errors = iter((OSError("no space"), OSError("no space"), Superseded("another one took over")))
+
+    def renew() -> None:
+        assert ready.wait(20)
+        raise next(errors)
+
+    monkeypatch.setattr(module, "RENEW_S", 0.0)
+    holder = SimpleNamespace(renew=renew, check=lambda: None, release=lambda: released.append(True))
+    leads = Leadership(lambda: None, holder, None)  # type: ignore[arg-type]
+    leads.on_loss(lost.set)
+    leads.check()
+    ready.set()
+    assert lost.wait(20)
+    assert messages(caplog) == ["the lease cannot be renewed: no space"] * 2
+    assert leads.is_lost
+    with pytest.raises(Superseded, match="another one"):
+        leads.check()
+    leads.end()
+    assert released == [], "it is the other one's"
+
+
+def test_a_former_controller_that_may_not_be_killed_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def kill(pid: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    former = ControllerLease(**msgspec.structs.asdict(this_process()), term=1, host="login1")
+    monkeypatch.setattr(module.os, "kill", kill)
+    assert not end_former(former)
+    assert messages(caplog)[-1] == "it cannot be killed: Operation not permitted"
+
+
+def test_a_state_folder_that_is_not_there_yet_is_made(tmp_path: Path, clock: Time) -> None:
+    with leadership(tmp_path / "by" / "controller"):
+        pass
+    with standby(tmp_path / "of" / "standby", 100.0, clock.sleep) as leads:
+        assert leads is not None

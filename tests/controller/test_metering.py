@@ -162,3 +162,13 @@ def test_a_histogram_of_other_bounds_begins_anew(store: Store) -> None:
     store.append([Event(time=T, kind="running", job_id="j", data={"attempt": 1})])
     Metering(store, Timings()).write()
     assert totals(store).waits["p"].bounds == metering.WAIT_BUCKETS_S
+
+
+def test_the_parts_of_a_cycle_are_timed_and_what_is_repeated_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((0.25, 0.5, 2.5, 4.5, 7.5, 9.0))
+    monkeypatch.setattr(metering.time, "perf_counter", lambda: next(now))
+    timings = Timings()
+    timings.begin()
+    for phase in ("probe", "decide", "probe", "decide"):
+        timings.end(phase)
+    assert timings.phases == {"probe": 5.0, "decide": 3.5}

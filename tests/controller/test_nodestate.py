@@ -17,7 +17,17 @@ from gpusched.controller.nodestate import (
     with_removed,
 )
 from gpusched.model.health import HealthAction
-from gpusched.model.readings import Gpu, Nic, NodeReading, NodeState, ProbeFailure, Wiring
+from gpusched.model.readings import (
+    Gpu,
+    GpuWiring,
+    KernelLog,
+    Nic,
+    NodeReading,
+    NodeState,
+    ProbeFailure,
+    Wiring,
+    XidMessage,
+)
 from gpusched.model.resources import Settings
 from gpusched.queue.store import DRAINED_BY_HEALTH, SUSPENDED_BY, NodeRecord
 from tests.controller.imagined import GPUS, inventory
@@ -190,6 +200,21 @@ def test_wiring_is_kept_where_a_reading_has_none() -> None:
     assert seen.reading is not None
     assert seen.reading.wiring is None  # it is stored once
     assert update(seen, reading(wiring=Wiring()))[0].wiring == Wiring()
+
+
+@pytest.mark.parametrize("is_wired", [True, False])
+def test_a_message_about_a_gpu_that_is_not_listed_any_more_is_placed_by_its_wiring(is_wired: bool) -> None:
+    wiring = Wiring(
+        gpus=(
+            GpuWiring(index=0),
+            GpuWiring(index=1, pci_path=("pci0000:16", "0000:16:02.0", "0000:3b:00.1")),
+            GpuWiring(index=2, pci_path=("0000:5e:00.0",)),
+        )
+    )
+    seen, _ = update(SEEN, reading(wiring=wiring if is_wired else None))
+    messages = tuple(XidMessage(at_us=9_000_000, number=79, bus=f"0000:{bus}:00") for bus in ("3b", "5e", "16"))
+    record, _ = update(seen, reading(kernel=KernelLog(source="kernel", now_us=10_000_000, messages=messages)))
+    assert sorted(c.index for c in record.health.conditions if c.index is not None) == ([1, 2] if is_wired else [])
 
 
 def test_nodes_that_left_stand_apart_while_something_is_on_them() -> None:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from gpusched.cluster.base import NodeObservation
 from gpusched.controller import leadership as leadership_module
 from gpusched.controller import rebuilding
 from gpusched.controller.leadership import leadership
-from gpusched.controller.rebuilding import rebuild
+from gpusched.controller.rebuilding import ask_nodes, rebuild
 from gpusched.controller.recovery.settling import NodeEvidence
 from gpusched.errors import GpuschedError
 from gpusched.model.audit import audit_entry
 from gpusched.model.events import Event
-from gpusched.model.resources import BackupSettings, Inventory
+from gpusched.model.readings import NodeReading, ProbeFailure
+from gpusched.model.resources import BackupSettings, Inventory, Node
 from gpusched.nodes.records import NodeRecords
+from gpusched.nodes.transport import TransportError
 from gpusched.queue.audit import entries, last_number
 from gpusched.queue.backup import make_backup
 from gpusched.queue.clock import ANCHOR, Clock
@@ -84,18 +89,40 @@ def test_the_newest_sound_backup_is_restored(lost: Path, remote: None, source: s
 
 
 @pytest.mark.parametrize("source", ["{0}/backups", "safe:{0}/backups"])
+@pytest.mark.parametrize(("now", "since"), [(NOW + 3599, 0.0), (NOW + 3600, NOW + 3600), (NOW + 9999, NOW + 3600)])
 def test_recovery_takes_the_backup_with_the_latest_events_whatever_the_clock_was(
-    lost: Path, remote: None, monkeypatch: pytest.MonkeyPatch, source: str
+    lost: Path, remote: None, monkeypatch: pytest.MonkeyPatch, source: str, now: float, since: float
 ) -> None:
-    """And whatever the clock said, the nodes are asked for all that they keep."""
+    """And where it was made in the future, as the clock says now, the nodes are asked for all that they keep."""
     settings, asked = BackupSettings(to=str(lost / "backups")), list[float]()
     make_backup(lost / "lost", settings, NOW + 7200)
     with contextlib.closing(Store.create_or_open(lost / "lost")) as store:
         store.append([Event(time=NOW, kind="clock_stepped")])
     make_backup(lost / "lost", settings, NOW + 3600)
+    monkeypatch.setattr(rebuilding, "time", SimpleNamespace(time=lambda: now))
     monkeypatch.setattr(rebuilding, "ask_nodes", lambda *given: asked.append(given[-1]) or ({}, {}))
     with rebuild(lost / "state", no_nodes(), source.format(lost)) as rebuilt:
-        assert (rebuilt.report.made, asked) == (NOW + 3600, [0.0])
+        assert (rebuilt.report.made, asked) == (NOW + 3600, [since])
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "hint"),
+    [
+        ("echo no; echo Warning: x >&2; echo 'ssh: no route' >&2; echo >&2; exit 255", "ssh: ssh: no route", "--from"),
+        ("exit 1", "ssh: it failed", "--from"), (None, "ssh is not installed here", "OpenSSH"),
+    ],
+)  # fmt: skip
+def test_another_machine_that_cannot_be_asked(
+    lost: Path, remote: None, monkeypatch: pytest.MonkeyPatch, script: str | None, said: str, hint: str
+) -> None:
+    if script is None:
+        monkeypatch.setenv("PATH", str(lost / "none"))
+    else:
+        (lost / "bin/ssh").write_text(f"#!/bin/sh\n{script}\n")
+    with pytest.raises(GpuschedError) as raised, rebuild(lost / "state", no_nodes(), "safe:/backups"):
+        pass
+    assert raised.value.message == said
+    assert hint in (raised.value.hint or "")
 
 
 def test_the_next_controller_has_a_higher_term_than_any_node_has_seen(
@@ -194,3 +221,94 @@ def test_an_emptied_database_is_no_sound_one(lost: Path) -> None:
         rebuilt.commit()
     with pytest.raises(GpuschedError, match="is in order"), rebuild(state, no_nodes(), str(lost / "backups")):
         pass
+
+
+def test_commands_that_wait_are_counted_once_whether_in_the_backup_or_here(lost: Path) -> None:
+    (kept,) = (lost / "backups").glob("20270115T080000Z")
+    for folder, names in ((kept / "inbox/new", ("a", "b")), (lost / "state/inbox/new", ("b", "c"))):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (folder / name).touch()
+    with rebuild(lost / "state", no_nodes(), str(lost / "backups")) as rebuilt:
+        assert (rebuilt.report.backup, rebuilt.report.commands) == (str(kept), 3)
+
+
+@pytest.fixture
+def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The nodes to which there are connections now."""
+    opened: list[str] = []
+
+    def connect(node: Node, _: object) -> SimpleNamespace:
+        if node.name == "n1":
+            raise TransportError("timeout", "n1: no answer")
+        opened.append(node.name)
+        return SimpleNamespace(close=lambda: opened.remove(node.name))
+
+    monkeypatch.setattr(rebuilding, "open_transport", connect)
+    return opened
+
+
+@pytest.mark.parametrize(
+    ("has", "named", "found"),
+    [
+        ({"n0": ["c"]}, "", "c"), ({"n0": ["c"], "n2": ["c"]}, "", "c"), ({"n0": ["c"], "n1": ["d"]}, "", "c"),
+        ({"n0": ["c"]}, "e", "e"),
+        ({}, "", "no node that answers has jobs of an installation"), ({"n1": ["c"]}, "", "no node that answers"),
+        ({"n2": ["c", "d"], "n0": ["d"]}, "", "nodes have jobs of several installations (c: n2; d: n0, n2)"),
+    ],
+)  # fmt: skip
+def test_without_a_backup_the_installation_is_the_only_one_that_nodes_have_jobs_of(
+    tmp_path: Path, reached: list[str], monkeypatch: pytest.MonkeyPatch, has: dict[str, list[str]], named: str,
+    found: str,
+) -> None:  # fmt: skip
+    def clusters(_: object, node: str) -> list[str]:
+        assert node in reached
+        return has.get(node, [])
+
+    monkeypatch.setattr(rebuilding, "find_clusters", clusters)
+    monkeypatch.setattr(rebuilding, "ask_nodes", lambda *_: ({}, {}))
+    ends = pytest.raises(GpuschedError, match=re.escape(found)) if " " in found else contextlib.nullcontext()
+    with ends, rebuild(tmp_path / "state", inventory(), None, named) as rebuilt:
+        rebuilt.commit()
+        with contextlib.closing(Store.create_or_open(tmp_path / "state")) as store:
+            assert store.meta("cluster_id") == found
+        assert (rebuilt.report.backup, rebuilt.report.made, rebuilt.report.commands) == ("", None, 0)
+    assert reached == []
+
+
+def test_what_is_asked_of_nodes_and_why_others_are_silent(
+    tmp_path: Path, reached: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = inventory(nodes=6)
+    kept = NodeRecords([], [], [], 7)
+    readings = {
+        "n0": reading_of(Host("n0"), NOW),
+        "n1": reading_of(Host("n1"), NOW),  # and then it does not answer
+        "n3": ProbeFailure(node="n3", time=NOW, kind="timeout", reason="n3: asleep"),
+        "n4": NodeReading(node="n4", time=NOW, containers=None, runtime_error="podman hangs"),
+        "n5": NodeReading(node="n5", time=NOW, containers=None),
+    }
+    closed, patience = [], []
+
+    class Observer:
+        def __init__(self, *given: object) -> None:
+            assert given == (declared, "c", tmp_path)
+
+        def observe(self, nodes: object, patience_s: float) -> dict[str, NodeObservation]:
+            assert nodes == declared.nodes
+            patience.append(patience_s)
+            return {name: NodeObservation(began=NOW, result=result) for name, result in readings.items()}
+
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr(rebuilding, "SshCluster", Observer)
+    monkeypatch.setattr(rebuilding, "read_records", lambda _, *asked: kept if asked == ("c", "n0", 5.0) else None)
+    found, silent = ask_nodes(declared, "c", tmp_path, 5.0)
+    assert found == {"n0": NodeEvidence(readings["n0"], kept)}
+    assert silent == {
+        "n1": "n1: no answer", "n2": "no answer", "n3": "n3: asleep", "n4": "podman hangs",
+        "n5": "its containers cannot be listed",
+    }  # fmt: skip
+    assert (closed, reached) == ([True], [])
+    assert patience == [declared.settings.probe_timeout_s + declared.settings.connect_timeout_s]

@@ -39,6 +39,19 @@ def test_an_answer_from_before_the_launch_says_nothing() -> None:
     assert (step.job.state, step.operations, step.to_launch) == (JobState.STARTING, [], [])
 
 
+def test_a_job_that_meets_a_failed_check_waits_for_other_nodes() -> None:
+    """None of its ranks is launched, and no try is counted."""
+    record = ranks(3, launched_at=None)
+    record[1:] = [msgspec.structs.replace(rank, check_error=f"check disk: {rank.node}") for rank in record[1:]]
+    answers = [says(None, rank) for rank in range(3)]
+    step = reconcile_job(job(JobState.STARTING, 3), record, world(*answers))
+    assert (step.to_launch, step.operations, step.job.state, step.job.retries) == ([], [], JobState.PENDING, 0)
+    assert step.job.message == "check disk: n1 on n1, n2"
+    assert step.job.excluded_nodes == ("n1", "n2")
+    event = next(event for event in step.events if event.kind == "ending")
+    assert (event.data["outcome"], event.data["reason"]) == (JobState.PENDING, "CheckFailed")
+
+
 def test_a_long_pull_is_waited_for() -> None:
     step = reconcile_job(job(JobState.STARTING), ranks(), world(says("preparing")))
     assert (step.job.state, step.operations) == (JobState.STARTING, [])

@@ -13,12 +13,14 @@ import sys
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from gpusched.cluster.base import NodeObservation
+from gpusched.controller import reporting
 from gpusched.controller import service as module
 from gpusched.controller.leadership import leadership
 from gpusched.controller.recovery.unsettled import leave_unsettled
@@ -34,7 +36,7 @@ from gpusched.queue.clock import ANCHOR, Clock
 from gpusched.queue.damage import DatabaseDamaged, UnreadableRow
 from gpusched.queue.inbox import Inbox
 from gpusched.queue.lastgood import Declared
-from gpusched.queue.lease import TERM, Superseded, claim, highest_term
+from gpusched.queue.lease import STANDBYS, TERM, Superseded, claim, highest_term
 from gpusched.queue.presence import FILE, controller_of
 from gpusched.queue.store import INVENTORY_TROUBLE, Reader, UsageRow
 from gpusched.slurm.commands import NoAnswer
@@ -176,9 +178,52 @@ def test_a_start_that_finds_damage_leaves_no_publisher_behind(
     assert set(threading.enumerate()) <= before
 
 
-def test_a_superseded_controller_changes_nothing_in_slurm(
+@pytest.mark.parametrize(("count", "more"), [(1, 0), (20, 0), (21, 1), (42, 22)])
+def test_of_many_damaged_rows_the_first_are_logged(
+    site: Installation, monkeypatch: pytest.MonkeyPatch, count: int, more: int
+) -> None:
+    service = site.start()
+    rows = [UnreadableRow("jobs", {"id": str(number)}, "spoilt") for number in range(count)]
+    monkeypatch.setattr(module, "set_aside_damaged", lambda *_: rows)
+    before = service.cycle
+    service.set_aside(DatabaseDamaged(None))
+    assert service.cycle is not before, "it is read anew"
+    logged = [line for line in site.said if "set aside" in line]
+    assert logged == [f"the database is damaged: {row.line}; set aside" for row in rows[:20]]
+    assert [line for line in site.said if " more rows" in line] == (
+        [f"and {more} more rows, see the events row_set_aside"] if more else []
+    )
+
+
+def test_damage_that_is_not_limited_to_rows_ends_the_controller_and_a_full_disk_does_not(
     site: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    service, damaged = site.start(), DatabaseDamaged(None)
+    monkeypatch.setattr(module, "set_aside_damaged", lambda *_: [])
+    with pytest.raises(DatabaseDamaged) as raised:
+        service.set_aside(damaged)
+    assert raised.value is damaged
+    monkeypatch.setattr(module, "set_aside_damaged", Mock(side_effect=sqlite3.OperationalError("disk is full")))
+    service.set_aside(damaged)
+    assert site.said[-1].endswith(f"recorded in {site.state}: disk is full; retrying, see 'gpusched check'")
+
+
+def test_an_audit_log_that_cannot_be_read_is_logged_once_and_tried_again(
+    site: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, opened = site.start(), reporting.audit_stream
+    monkeypatch.setattr(reporting, "audit_stream", Mock(side_effect=OSError("no permission")))
+    for _ in range(3):
+        service.run(0)
+    line = "cannot read the audit log: no permission; entries are kept in the database"
+    assert [said for said in site.said if "audit" in said] == [line]
+    assert service._reporting._audit is None
+    monkeypatch.setattr(reporting, "audit_stream", opened)
+    service.run(0)
+    assert service._reporting._audit is not None
+
+
+def test_a_superseded_controller_changes_nothing_in_slurm(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm knows no terms: each change is preceded by a look at the lease."""
     monkeypatch.setenv("PATH", "")
     with leadership(site.state) as leads:
@@ -490,6 +535,42 @@ def test_news_end_a_pause_no_sooner_than_after_the_duration_of_a_cycle(
         service.pause(Woken())
         assert now == pytest.approx(rested_s, abs=1e-9)
         assert waits[-1] <= 0.03
+
+
+def test_the_duration_of_each_cycle_is_counted(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, now = site.start(), 0.125
+    real, counted = service.cycle.run, list[float]()
+
+    def run(patience_s: float) -> None:
+        nonlocal now
+        real(patience_s)
+        now += 0.25
+
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(service.cycle, "run", run)
+    monkeypatch.setattr(service._reporting, "step", lambda cycle_s, _: counted.append(cycle_s))
+    for _ in range(2):
+        service.run(0)
+    assert counted == [0.25, 0.25]
+
+
+def test_totals_are_written_at_most_once_a_second(site: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, now, written = site.start(), 0.0, list[float]()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(service._reporting._metering, "write", lambda: written.append(now))
+    for moment in (100.0, 100.9, 101.0, 101.9, 102.5, 103.4, 109.0):
+        now = moment
+        service.run(0)
+    assert written == [100.0, 101.0, 102.5, 109.0]
+
+
+def test_standbys_are_recorded_and_logged_as_they_come_and_go(site: Installation) -> None:
+    service = site.start()
+    for names in ((), ("login1", "login2"), ("login1", "login2"), ("login2",), (), ()):
+        service._record_standbys(SimpleNamespace(holder=SimpleNamespace(standbys=names)))  # type: ignore[arg-type]
+        assert (service.store.meta(STANDBYS) or "") == ", ".join(names)
+    assert site.said[-3:] == ["standbys: login1, login2", "standbys: login2", "standbys: none"]
+    assert len([line for line in site.said if line.startswith("standbys")]) == 3
 
 
 def test_a_wait_ends_when_it_is_woken() -> None:
