@@ -131,13 +131,19 @@ def lines_of(mutant: Mutant) -> range:
     return best
 
 
+def runs_when_loaded(mutant: Mutant) -> bool:
+    functions = (node for node in ast.walk(tree(mutant.path)) if isinstance(node, ast.FunctionDef | ast.Lambda))
+    bodies = (node.body if isinstance(node.body, list) else [node.body] for node in functions)
+    return not any(body[0].lineno <= mutant.line <= (body[-1].end_lineno or 0) for body in bodies)
+
+
 def tests_for(mutant: Mutant, survey: Survey, config: dict[str, Any]) -> list[str]:
     """Ids of the tests that reach it, the quickest first, for at most the budget of CPU seconds."""
     seconds: dict[str, float] = survey["cpu_s"]
     known = survey["lines"].get(mutant.path, {})
     contexts = {test for line in lines_of(mutant) for test in known.get(str(line), ())}
     reached = contexts - {""}
-    if "" in contexts:  # runs when the module is loaded
+    if reached != contexts or runs_when_loaded(mutant):  # which may be in the first test that needs the module
         reached |= {test for tests in known.values() for test in tests} - {""}
     chosen, spent = [], 0.0
     for test in sorted(reached & seconds.keys(), key=lambda test: (seconds[test], test)):

@@ -96,7 +96,8 @@ def test_energy_is_charged_to_the_holders_of_the_gpus_in_any_order(slurm_cluster
         site.wait(job, "CANCELLED")
     slurm_cluster.cli("tick")
     for gpus, job in jobs.items():
-        assert job_of(slurm_cluster, job).energy_j == pytest.approx(gpus * gpus), "joules: each GPU as many as the job has GPUs"
+        joules = pytest.approx(gpus * gpus)  # each GPU as many as the job has GPUs
+        assert job_of(slurm_cluster, job).energy_j == joules
     rows = {row["name"]: row["energy_kwh"] for row in slurm_cluster.json("power", "--by", "job")["rows"]}
     assert {job: rows[str(job)] for job in jobs.values()} == {jobs[n]: pytest.approx(n * n / 3.6e6) for n in jobs}
 
