@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -320,6 +321,64 @@ def test_which_backups_are_kept(make: Callable[..., Path], tmp_path: Path) -> No
     assert names(tmp_path) == [made[4], made[5], made[-2], made[-1]]
 
 
+def test_output_is_kept_as_long_as_the_job_or_as_daily_backups(make: Callable[..., Path], tmp_path: Path) -> None:
+    logs, copies = tmp_path / "state/logs", tmp_path / "backups/logs"
+    for name, ago in (("late", 3 * DAY - 1), ("border", 3 * DAY), ("gone", 3 * DAY + 1), ("there", 99 * DAY)):
+        (logs / name).mkdir(parents=True)
+        (logs / name / "1.0.log").write_text(name)
+        os.utime(logs / name, (NOW, NOW + HOUR - ago))
+    make(keep_days=100)
+    assert len(os.listdir(copies)) == 4
+    for name in ("late", "border", "gone"):
+        shutil.rmtree(logs / name)
+    make(HOUR, keep_days=3)
+    assert sorted(os.listdir(copies)) == ["border", "late", "there"]
+
+
+def test_one_backup_at_a_time_and_none_in_anothers_place(make: Callable[..., Path], tmp_path: Path) -> None:
+    made = make()
+    with pytest.raises(GpuschedError, match="exists"):
+        make()
+    assert check_backup(made) == ""
+    lock = tmp_path / "backups/.lock"
+    with lock.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(GpuschedError, match=r"another backup to .* is being made"):
+            make(HOUR)
+    after = make(HOUR)
+    assert names(tmp_path) == [made.name, after.name]
+    lock.unlink()
+    lock.symlink_to(tmp_path / "planted")
+    with pytest.raises(GpuschedError, match="no backup in"):
+        make(2 * HOUR)
+    assert not (tmp_path / "planted").exists()
+
+
+def test_all_of_a_backup_is_on_the_disk_before_it_is_called_one(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state/policies/p").mkdir(parents=True)
+    (tmp_path / "state/policies/p/w.safetensors").touch()
+    synced, unsynced = set[int](), list[str]()
+    fsync, rename = os.fsync, Path.rename
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def renamed(part: Path, name: Path) -> Path:
+        unsynced.extend(str(path) for path in (part, *part.rglob("*")) if path.stat().st_ino not in synced)
+        synced.clear()
+        return rename(part, name)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Path, "rename", renamed)
+    made = make()
+    assert (made / "policies/p/w.safetensors").exists()
+    assert unsynced == []
+    assert made.parent.stat().st_ino in synced, "its name, too"
+
+
 def test_backups_are_ordered_by_events_not_by_a_clock_that_was_ahead(
     make: Callable[..., Path], store: Store, tmp_path: Path
 ) -> None:
@@ -330,7 +389,7 @@ def test_backups_are_ordered_by_events_not_by_a_clock_that_was_ahead(
     assert names(tmp_path) == [ahead.name, made.name]
 
 
-@pytest.mark.parametrize("harm", ["truncate", "overwrite", "lose rows", "no manifest", "newer"])
+@pytest.mark.parametrize("harm", ["truncate", "overwrite", "lose rows", "no manifest", "half a manifest", "newer"])
 def test_a_damaged_backup_is_noticed_and_the_one_before_it_found(
     make: Callable[..., Path], tmp_path: Path, harm: str
 ) -> None:
@@ -350,6 +409,8 @@ def test_a_damaged_backup_is_noticed_and_the_one_before_it_found(
             db.close()
         case "no manifest":
             (second / backup.MANIFEST).unlink()
+        case "half a manifest":
+            os.truncate(second / backup.MANIFEST, 20)
         case "newer":
             text = (second / backup.MANIFEST).read_text().replace('"schema":', '"schema":9')
             (second / backup.MANIFEST).write_text(text)

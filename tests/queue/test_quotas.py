@@ -132,6 +132,24 @@ def test_the_store_sums_what_was_used_in_seven_days(store: Store) -> None:
     assert recent_quota_usage(store, Quotas(each=Limits(gpus=1)), NOW) == [], "nobody asks where no limit does"
 
 
+def test_a_replay_begins_with_the_attempts_of_the_week_before_it(store: Store) -> None:
+    """And of an hour more: in sums of whole hours they still count."""
+    since = NOW - WEEK_S - HOUR
+    entered(
+        store,
+        (run("long", "ann", since - 9, gpus=2, group="a", qos="high"), since + 1),
+        (run("over", "ann", since - 9), since),
+        (run("open", "bob", NOW - 5, gpus=3), None),
+        (run("past", "bob", NOW - 4), NOW + 50),
+        (run("later", "bob", NOW), None),
+    )
+    assert sorted(store.runs_of_week(NOW)) == [
+        ("ann", "a", "high", 2, since - 9, since + 1),
+        ("bob", "", "", 1, NOW - 4, NOW),
+        ("bob", "", "", 3, NOW - 5, NOW),
+    ]
+
+
 def test_sums_that_are_kept_for_an_hour_miss_nothing(store: Store) -> None:
     now = NOW + HOUR / 2
 

@@ -25,6 +25,7 @@ from gpusched.model.resources import SharingSettings
 from gpusched.model.slices import Cut, MigSlice, SliceProfile
 from gpusched.model.snapshot import NodeView, PendingView
 from gpusched.queue import array_limit
+from gpusched.queue.array_limit import ArrayTaskLimit
 from gpusched.queue.snapshots import build_snapshot, uncleaned_gpus
 from gpusched.queue.store import CutState, NodeRecord, RankRecord
 from tests import builders
@@ -254,6 +255,67 @@ def test_an_arrays_room_is_what_its_limit_leaves() -> None:
     assert [views[w.id].array_room for w in waits] == [1, 3, None, None]
     assert [views[w.id].estimate_s for w in waits] == [None, None, None, 7.0]
     assert seen(*tasks, *waits, array_limits={"x": 1})["x_9"].array_room == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "at_once"),
+    [
+        ({}, 11),  # 12 GPUs, 48 cores and 192 GiB, of which one job has a GPU, 15 cores and 32 GiB
+        ({"gpus_per_node": 3}, 3),
+        ({"nodes": 2}, 5),
+        ({"gpus_per_node": 0, "cores_per_node": 11}, 3),
+        ({"gpus_per_node": 0, "cores_per_node": 12}, 2),
+        ({"memory_mib_per_node": 80 << 10}, 2),
+        ({"memory_mib_per_node": (80 << 10) + 1}, 1),
+        ({"cores_per_node": 34}, 0),
+        ({"share": "pairs"}, 33),
+        ({"partition": "left"}, 0),
+        ({"elastic": Elastic(sizes=(2, 4), base_gpus=4, base_cores=40, base_memory_mib=1)}, 5),
+    ],
+)
+def test_of_an_arrays_tasks_as_many_are_considered_as_could_start_and_twenty_more(
+    asked: dict[str, Any], at_once: int
+) -> None:
+    part = NodeAllocation(rank=0, node="n0", gpus=(1,), cores=15, memory_mib=32 << 10)
+    runs = job("r", _S.RUNNING, allocation=Allocation("r", (part,)))
+    row = job("a", array_id="a", spec=spec(**asked))
+
+    def considered(row: JobRecord, limit: int | None = None, running: int = 0) -> int:
+        limits = {} if limit is None else {"a": limit}
+        room = ArrayTaskLimit(inventory(), {"p": PolicySpec(name="easy")}, [runs], limits, {"a": running})
+        return room.for_tasks(row, NOW)
+
+    assert considered(row) == at_once + 20
+    assert considered(msgspec.structs.replace(row, eligible_time=NOW)) == at_once + 20
+    assert considered(msgspec.structs.replace(row, eligible_time=NOW + 1)) == 1
+    assert considered(msgspec.structs.replace(row, held_by="user")) == 1
+    assert considered(row, limit=9, running=3) == 7, "as many as its limit leaves, and one more"
+    assert considered(row, limit=9, running=12) == 1
+    assert considered(row, limit=99) == min(at_once + 20, 100)
+
+
+@pytest.mark.parametrize(
+    ("policy", "at_once"),
+    [
+        (PolicySpec(name="easy"), 8),
+        (PolicySpec(name="elastic", sizes="greedy-gain"), 12),
+        (PolicySpec(name="gist", agent="gist", fallback=PolicySpec(name="easy")), 12),
+        (PolicySpec(name="easy", fallback=PolicySpec(name="elastic", sizes="greedy-gain")), 12),
+    ],
+)
+def test_gpus_that_a_policy_may_take_back_count_as_free_for_tasks(policy: PolicySpec, at_once: int) -> None:
+    runs = [job("r", _S.RUNNING, allocation=on("r", "n0", gpus=(0, 1, 2, 3))), job("s", _S.STARTING)]
+    left = job("l", _S.RUNNING, allocation=on("l", "gone"))
+    limit = ArrayTaskLimit(inventory(), {"p": policy}, [*runs, left], {}, {})
+    assert limit.for_tasks(job("a", array_id="a"), NOW) == at_once + 20
+
+
+def test_slices_count_by_their_part_of_a_gpu_for_tasks() -> None:
+    whole, slices = (spec(profile=profile) for profile in ("", "3g.20gb"))
+    runs = [job(f"r{i}", _S.RUNNING, spec=slices, allocation=on(f"r{i}", "n0")) for i in range(4)]
+    limit = ArrayTaskLimit(inventory(), {"p": PolicySpec(name="easy")}, runs, {}, {})
+    assert limit.for_tasks(job("a", array_id="a", spec=whole), NOW) == 10 + 20
+    assert limit.for_tasks(job("a", array_id="a", spec=slices), NOW) == 20 + 20
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import shutil
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -28,7 +30,7 @@ from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.queue.locks import connect_to_write, lock_holders
 from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.promotions import PolicyChange, Shadow
-from gpusched.queue.reading import PUBLISHED, open_to_read
+from gpusched.queue.reading import CURRENT, PUBLISHED, current_stamp, open_to_read
 from gpusched.queue.schema import FIRST_VERSION, MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, RunRecord, Store, UsageRow
 from tests.builders import spec
@@ -177,6 +179,53 @@ def test_an_attempt_is_closed_once(store: Store) -> None:
     assert store.gpu_seconds_by_user(NOW - 10, 3600, NOW + 100).get("u", 0) == 0
 
 
+def test_ended_attempts_have_the_gpus_of_their_start(store: Store) -> None:
+    """Of those that began and ended since; of one that is pulled for long its event lies before that."""
+    since = NOW - 100
+    jobs = [job("a", user="ann", spec=spec(name="train")), job("b_1", array_id="b", user="bob", end_time=NOW)]
+    store.put_jobs([*jobs, job("old", state=JobState.COMPLETED, end_time=since), job("open", end_time=None)])
+
+    def ran(name: str, attempt: int, begin: float, end: float | None, **nodes: int) -> None:
+        store.open_run(
+            RunRecord(
+                job_id=name, attempt=attempt, user="ann", partition="p", flavor=None, share=0.1, gpus=1,
+                start_time=begin, end_time=None, outcome=None, nodes=nodes,
+            )
+        )  # fmt: skip
+        if end is not None:
+            store.close_run(name, attempt, end, JobState.FAILED if attempt == 1 else JobState.COMPLETED)
+
+    ran("a", 1, since + 3, since + 4, n0=2)
+    ran("a", 2, since + 1, NOW, n0=1, n1=1)
+    ran("b_1", 1, since + 2, NOW, n1=1)
+    ran("old", 1, since + 1, since + 1, n0=1)
+    ran("open", 1, since + 1, None, n0=1)
+    ran("open", 2, since, NOW, n0=1)
+    ran("gone", 1, since + 1, NOW, n0=1)
+
+    def starting(at: float, name: str, attempt: int, **nodes: list[int]) -> Event:
+        return Event(time=at, kind="starting", job_id=name, data={"attempt": attempt, "nodes": nodes})
+
+    day = 86400.0
+    store.append([
+        starting(since - day + 1, "a", 1, n0=[2, 3]), starting(since, "a", 2, n0=[0]),
+        starting(since - day, "b_1", 1, n1=[7]), starting(since, "b_1", 2, n1=[6]),
+        Event(time=since, kind="starting", job_id="b_1", data={"attempt": 1}),
+        Event(time=since, kind="starting", job_id="b_1", data={"nodes": {"n1": [5]}}),
+        Event(time=since, kind="launched", job_id="b_1", data={"attempt": 1, "nodes": {"n1": [4]}}),
+    ])  # fmt: skip
+    found = [
+        (one.job_id, one.attempt, one.user, one.name, one.array_id, one.start_time - since, one.outcome, one.gpus)
+        for one in store.ended_attempts(since)
+    ]
+    named = jobs[1].spec.name
+    assert found == [
+        ("a", 2, "ann", "train", None, 1, "COMPLETED", {"n0": (0,), "n1": ()}),
+        ("b_1", 1, "bob", named, "b", 2, "FAILED", {"n1": ()}),
+        ("a", 1, "ann", "train", None, 3, "FAILED", {"n0": (2, 3)}),
+    ]
+
+
 def test_recent_use_decays_by_half_lives(store: Store) -> None:
     """With a half-life of an hour, an hour of a GPU that ends now counts as (1 - 1/2) / ln 2 hours."""
     runs = {
@@ -321,6 +370,71 @@ def test_a_lock_is_waited_for_in_slices_and_its_holder_named(tmp_path: Path) -> 
     assert line.startswith(f"process {holder.pid} (python")
     assert line.endswith(f"on {tmp_path / DATABASE}-shm")
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "byte", "shared", "blocks"),
+    [
+        ("-shm", 120, False, True), ("-shm", 122, True, True), ("-shm", 123, True, False), ("-shm", 123, False, True),
+        ("", 0x40000000, True, True), ("", 0x40000001, True, True), ("", 0x40000002, True, False),
+        ("", 0x40000002, False, True),
+    ],
+)  # fmt: skip
+def test_readers_of_a_store_are_not_called_what_its_writer_waits_for(
+    tmp_path: Path, file: str, byte: int, shared: bool, blocks: bool
+) -> None:
+    """The bytes that they lock are in SQLite's wal.c and os_unix.c."""
+    path = tmp_path / f"{DATABASE}{file}"
+    path.touch()
+    (told, tell), (ended, end) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(end)
+        fcntl.lockf(os.open(path, os.O_RDWR), fcntl.LOCK_SH if shared else fcntl.LOCK_EX, 1, byte)
+        os.write(tell, b"!")
+        os.read(ended, 1)
+        os._exit(0)
+    os.read(told, 1)
+    found = lock_holders(tmp_path / DATABASE)
+    os.close(end)
+    os.waitpid(pid, 0)
+    for descriptor in (told, tell, ended):
+        os.close(descriptor)
+    assert [line.partition(" (")[0] for line in found] == ([f"process {pid}"] if blocks else [])
+    assert all(line.endswith(f"on {path}") for line in found)
+
+
+def test_ones_own_lock_is_not_waited_for_and_one_of_nobodys_is(tmp_path: Path) -> None:
+    """A lock by the description of an open file has no process."""
+    with (tmp_path / DATABASE).open("w+") as file, (tmp_path / "other").open("w+") as other:
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, 0x40000001)
+        fcntl.lockf(other, fcntl.LOCK_EX, 1, 0x40000001)
+        assert lock_holders(tmp_path / DATABASE) == []
+        fcntl.lockf(file, fcntl.LOCK_UN)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0x40000001, 1, 0))
+        assert lock_holders(tmp_path / DATABASE) == [f"an unknown process on {tmp_path / DATABASE}"]
+
+
+@pytest.mark.parametrize("times", [4, 5])
+def test_a_copy_that_is_replaced_as_it_is_opened_is_looked_for_again_up_to_five_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    Store.create_or_open(tmp_path).close()
+    (tmp_path / PUBLISHED).mkdir()
+    shutil.copy(tmp_path / DATABASE, tmp_path / PUBLISHED / "6.db")
+    (tmp_path / PUBLISHED / CURRENT).symlink_to("6.db")
+    removed = [str(tmp_path / PUBLISHED / f"{number}.db") for number in range(6 - times, 6)]
+    real = os.path.realpath
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    monkeypatch.setattr(os.path, "realpath", lambda path: removed.pop(0) if removed else real(path))
+    if times == 5:
+        with pytest.raises(FileNotFoundError):
+            open_to_read(tmp_path)
+        assert removed == []
+        return
+    opened = open_to_read(tmp_path)
+    assert opened.stamp == current_stamp(tmp_path)
+    opened.db.close()
 
 
 def test_a_read_only_user_reads_a_store_that_nobody_has_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
