@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from gpusched.model.arrays import restricted_row
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.jobs import (
     Allocation,
     Dependency,
@@ -21,13 +25,16 @@ from gpusched.model.jobs import (
 )
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
+from gpusched.model.reservations import Reservation
 from gpusched.model.resources import SharingSettings
 from gpusched.model.slices import Cut, MigSlice, SliceProfile
+from gpusched.model.slurm import SlurmFacts
 from gpusched.model.snapshot import NodeView, PendingView
 from gpusched.queue import array_limit
 from gpusched.queue.array_limit import ArrayTaskLimit
-from gpusched.queue.snapshots import build_snapshot, uncleaned_gpus
-from gpusched.queue.store import CutState, NodeRecord, RankRecord
+from gpusched.queue.dependencies import Dependencies
+from gpusched.queue.snapshots import build_snapshot, snapshot_of_store, uncleaned_gpus
+from gpusched.queue.store import CutState, NodeRecord, RankRecord, RunRecord, Store
 from tests import builders
 from tests.builders import spec
 from tests.controller.applying import NOW
@@ -120,6 +127,53 @@ def test_the_reason_is_of_the_worst_dependency_and_the_first_of_equal_ones() -> 
     assert views["1"].dependency_message == "afterok: waits for job a (RUNNING)"
     assert views["2"].dependency_message == "afterok:d: job d ended FAILED"
     assert sorted(asked) == ["a", "b", "c", "d"], "each is asked for once"
+
+
+def test_each_task_waits_for_its_own_partner_whether_asked_for_one_by_one_or_at_once() -> None:
+    ends = {0: _S.COMPLETED, 1: _S.FAILED, 2: _S.RUNNING, 3: _S.COMPLETED}
+    others = [job(f"x_{i}", state, array_id="x", array_index=i) for i, state in ends.items()]
+    others.append(restricted_row(job("x", array_id="x"), ((4, 5),)))
+
+    def lookup(name: str) -> list[JobRecord]:
+        return [one for one in others if name in (one.id, one.array_id)]
+
+    def completed(array_id: str, indices: Sequence[int]) -> dict[int, bool]:
+        assert array_id == "x"
+        return {i: ends[i] is _S.COMPLETED for i in indices if i in ends and ends[i] is not _S.RUNNING}
+
+    corr = (Dependency(DependencyKind.AFTERCORR, "x"),)
+    row = restricted_row(job("w", array_id="w", spec=spec(dependencies=corr)), ((0, 6),))
+    waits = {i: ("waiting", f"aftercorr: waits for job x_{i}") for i in (2, 4, 5)}
+    failed, missing = "aftercorr:x_1: it did not complete", "aftercorr:x_6: no such job"
+    for asked in (Dependencies(lookup, []), Dependencies(lookup, [], completed)):
+        assert dict(asked.of_tasks(row, None)) == {
+            0: ("", ""), 1: ("never", failed), 3: ("", ""), 6: ("never", missing), **waits
+        }  # fmt: skip
+        assert asked.of_tasks(row, 1) == [(0, ("", ""))]
+        assert asked.of_tasks(row, 2) == asked.of_tasks(row, 9) == [(0, ("", "")), (3, ("", ""))]
+        assert asked.of_tasks(restricted_row(row, ((1, 2), (6, 6))), 9) == [(2, waits[2])], "one that has the reason"
+        assert asked.of_tasks(restricted_row(row, ((1, 1), (6, 6))), 9) == [(6, ("never", missing))]
+
+
+def test_a_job_that_names_nodes_in_slurm_awaits_the_end_of_their_reservations() -> None:
+    held = [
+        Reservation(name=name, nodes=(node,), begin=NOW + begin, end=NOW + end)
+        for name, node, begin, end in (("a", "n0", 500, 900), ("b", "n1", 1000, 2000), ("c", "n2", -5, 9000))
+    ]
+    names = SlurmFacts(nodelist=("n0", "n1"))
+
+    def when(held: Sequence[Reservation] = held, facts: SlurmFacts | None = names, **changes: Any) -> Any:
+        view: PendingView = seen(job("w", slurm=facts, **changes), reservations=held)["w"]
+        return view.eligible_time and view.eligible_time - NOW, view.awaits
+
+    at, awaits = when()
+    assert at == 2000, "its limit of ten minutes does not fit before, nor between"
+    assert awaits.startswith("n0, which it names, is reserved")
+    assert when(eligible_time=NOW + 1999)[0] == 2000
+    assert when(eligible_time=NOW + 2001)[0] == 2001
+    assert when(spec=spec(time_limit_s=500)) == (None, "")
+    assert when(facts=None, eligible_time=NOW + 7) == when(held=(), eligible_time=NOW + 7) == (7, "")
+    assert when(facts=SlurmFacts()) == when(spec=spec(nodelist=("n0",))) == (None, "")
 
 
 def test_gpus_of_earlier_attempts_stay_taken_until_they_are_known_to_be_gone() -> None:
@@ -376,6 +430,33 @@ def test_a_requeued_resizable_job_starts_at_its_base_size_without_a_sizing_rule(
     assert seen(waits, policies={"p": PolicySpec(name="elastic", sizes="greedy-gain")})["w"].spec == last
     wide = job("w", spec=spec(gpus_per_node=4, elastic=msgspec.structs.replace(sizes, sizes=(4, 8), base_gpus=8)))
     assert seen(wide, policies={"p": PolicySpec(name="easy")})["w"].spec.nodes == 2, "four on each node"
+
+
+@pytest.mark.parametrize(
+    ("policy", "finished", "believed"),
+    [
+        (PolicySpec(name="easy"), False, False),
+        (PolicySpec(name="r", agent="rltune", fallback=PolicySpec(name="easy")), True, False),
+        (PolicySpec(name="c", place="contention"), False, True),
+        (PolicySpec(name="r", agent="rltune", fallback=PolicySpec(name="c", place="contention")), True, True),
+    ],
+)
+def test_of_ended_jobs_and_classes_a_snapshot_has_what_its_policies_use(
+    tmp_path: Path, policy: PolicySpec, finished: bool, believed: bool
+) -> None:
+    ended = job("e", _S.COMPLETED, start_time=NOW - 50, end_time=NOW - 9, spec=spec(nodes=2, gpus_per_node=3))
+    with closing(Store.create_or_open(tmp_path)) as store:
+        store.put_jobs([ended])
+        run = RunRecord(job_id="e", attempt=1, user="u", partition="p", flavor=None, share=0.1, gpus=6,
+                        start_time=NOW - 50, end_time=None, outcome=None, nodes={"n0": 3, "n1": 3})  # fmt: skip
+        store.open_run(run)
+        store.close_run("e", 1, NOW - 9, _S.COMPLETED)
+        store.put_beliefs([JobClassEstimate(kind="k")])
+        snapshot = snapshot_of_store(store, inventory(), {"p": policy}, NOW)
+    assert [(one.gpus, one.nodes, one.cores, one.memory_mib, one.ran_s) for one in snapshot.finished] == (
+        [(6, 2, 2, 2048, 41.0)] if finished else []
+    )
+    assert snapshot.beliefs == ({"k": JobClassEstimate(kind="k")} if believed else {})
 
 
 def test_earlier_run_time_of_a_resized_job_is_subtracted_from_its_limit() -> None:

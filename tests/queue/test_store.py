@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 
 import msgspec
@@ -26,13 +26,25 @@ from gpusched.errors import GpuschedError
 from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord, JobState
 from gpusched.model.policy import PolicySpec
-from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
+from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState, Wiring
+from gpusched.queue import locks, private
+from gpusched.queue.lease import STANDBYS
 from gpusched.queue.locks import connect_to_write, lock_holders
 from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.promotions import PolicyChange, Shadow
 from gpusched.queue.reading import CURRENT, PUBLISHED, current_stamp, open_to_read
 from gpusched.queue.schema import FIRST_VERSION, MIGRATIONS, SCHEMA, SCHEMA_VERSION
-from gpusched.queue.store import DATABASE, FailedLaunch, NodeRecord, RankRecord, Reader, RunRecord, Store, UsageRow
+from gpusched.queue.store import (
+    ACTIVE_CONTROLLER,
+    DATABASE,
+    FailedLaunch,
+    NodeRecord,
+    RankRecord,
+    Reader,
+    RunRecord,
+    Store,
+    UsageRow,
+)
 from tests.builders import spec
 from tests.controller.applying import NOW
 from tests.queue.records import ID, job
@@ -224,6 +236,105 @@ def test_ended_attempts_have_the_gpus_of_their_start(store: Store) -> None:
         ("b_1", 1, "bob", named, "b", 2, "FAILED", {"n1": ()}),
         ("a", 1, "ann", "train", None, 3, "FAILED", {"n0": (2, 3)}),
     ]
+
+
+def test_starts_of_a_policy_in_a_partition_and_a_time(store: Store) -> None:
+    other = job("b", spec=spec(partition="other"))
+    store.put_jobs([job("a"), other])
+    data = {"policy": "easy", "nodes": {"n0": [1], "n1": []}}
+    store.append([
+        Event(time=NOW + 2, kind="starting", job_id="a", data=data),
+        Event(time=NOW, kind="starting", job_id="a", data=data),
+        Event(time=NOW + 3, kind="starting", job_id="a", data=data),
+        Event(time=NOW - 1, kind="starting", job_id="a", data=data),
+        Event(time=NOW, kind="starting", job_id="a", data=data | {"policy": "gist"}),
+        Event(time=NOW, kind="starting", job_id="a", data={"nodes": {}}),
+        Event(time=NOW, kind="running", job_id="a", data=data),
+        Event(time=NOW, kind="starting", job_id="b", data=data),
+        Event(time=NOW, kind="starting", job_id="gone", data=data),
+    ])  # fmt: skip
+    nodes = ("n0", "n1")
+    assert store.starts_by("easy", "p", NOW, NOW + 3) == [("a", NOW + 2, nodes), ("a", NOW, nodes)]
+
+
+def test_standbys_are_named_once_there_was_one(store: Store) -> None:
+    store.set_meta(ACTIVE_CONTROLLER, "h1")
+    assert (store.standbys(), store.misses_standby()) == ("", False)
+    store.set_meta(STANDBYS, "h2, h3")
+    assert (store.standbys(), store.misses_standby()) == ("the controller of h1 is active; standby: h2, h3", False)
+    store.set_meta(STANDBYS, "")
+    assert (store.standbys(), store.misses_standby()) == (
+        "the controller of h1 is active; no standby is running", True
+    )  # fmt: skip
+
+
+def test_a_damaged_wiring_is_unknown_and_read_again() -> None:
+    for text in (b"{", b'{"gpus": 7}', b""):
+        assert NodeRecord(name="n0", wired=msgspec.Raw(text)).wiring is None
+    assert NodeRecord(name="n0", wired=msgspec.Raw(b'{"gpus": []}')).wiring == Wiring()
+
+
+def test_without_anybody_to_ask_a_lock_is_waited_for_half_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = count(0, 10)
+    monkeypatch.setattr(locks, "_SLICE_S", 0.001)
+    monkeypatch.setattr(locks.time, "monotonic", lambda: float(next(seconds)))
+    with closing(sqlite3.connect(tmp_path / "db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with closing(connect_to_write(tmp_path / "db", None)) as db:
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                db.execute("BEGIN IMMEDIATE")
+            assert next(seconds) == 40, "it gave up after 30"
+            other.execute("ROLLBACK")
+            db.execute("BEGIN IMMEDIATE")
+
+
+def test_of_the_kernels_list_of_locks_those_of_the_file_and_of_processes_that_ended_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that waits for one has none; of one of another user, or one that has ended, the number is known."""
+    path = tmp_path / DATABASE
+    path.touch()
+    status = path.stat()
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    lines = [
+        f"1: POSIX  ADVISORY  WRITE 4194305 {device}:{status.st_ino} 1073741825 1073741825",
+        f"1: -> POSIX  ADVISORY  WRITE 4194306 {device}:{status.st_ino} 1073741825 1073741825",
+        f"2: FLOCK  ADVISORY  WRITE 4194307 {device}:{status.st_ino} 0 EOF",
+        f"3: POSIX  ADVISORY  WRITE 4194308 {device}:{status.st_ino + 1} 1073741825 1073741825",
+        f"4: OFDLCK ADVISORY  READ 4194309 {device}:{status.st_ino} 0 EOF",
+        f"5: POSIX  ADVISORY  READ 4194305 {device}:{status.st_ino} 1073741824 1073741824",
+        f"6: POSIX  ADVISORY  READ 0 {device}:{status.st_ino} 1073741824 1073741824",
+        "",
+    ]
+    real = Path.read_text
+    text = "\n".join(lines)
+    monkeypatch.setattr(Path, "read_text", lambda self: text if self == Path("/proc/locks") else real(self))
+    who = ["process 4194305", "process 4194309", "an unknown process"]
+    assert lock_holders(path) == [f"{one} on {path}" for one in who]
+
+
+def test_while_a_reader_has_it_open_a_store_keeps_its_journal_and_changes_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state folder that was moved to a network filesystem, where a WAL must not be."""
+    with closing(Store.create_or_open(tmp_path)) as store:
+        store.put_jobs([job()])
+    journals, reader = list[str](), Reader.open(tmp_path)
+    assert reader is not None
+    monkeypatch.setattr(private, "lacks_shared_memory", lambda _: True)
+    for _ in range(2):
+        with closing(Store.create_or_open(tmp_path)) as store:
+            journals.append(store._db.execute("PRAGMA journal_mode").fetchone()[0])
+            store.append([Event(time=NOW, kind="noted")])
+        reader.close()
+    assert journals == ["wal", "delete"]
+    monkeypatch.setattr(private, "lacks_shared_memory", lambda _: False)
+    with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(GpuschedError, match="cannot be opened for writing"):
+            Store.create_or_open(tmp_path)
 
 
 def test_recent_use_decays_by_half_lives(store: Store) -> None:
