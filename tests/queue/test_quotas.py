@@ -165,6 +165,29 @@ def test_sums_that_are_kept_for_an_hour_miss_nothing(store: Store) -> None:
     assert total() == pytest.approx(6), "that it had ended long ago was known late"
 
 
+def test_what_ended_before_the_hour_is_summed_once_in_it_and_what_is_recent_to_the_second(store: Store) -> None:
+    since = NOW - WEEK_S
+    entered(
+        store,
+        (run("over", "ann", since - 5 * HOUR, gpus=2), since + 2 * HOUR),
+        (run("open", "bob", since - 5 * HOUR), None),
+        (run("late", "cal", since - 5 * HOUR), NOW + 600),
+    )
+    asked = list[str]()
+    store._db.set_trace_callback(asked.append)
+
+    def used(now: float) -> dict[str, float]:
+        return {one.user: one.gpu_s for one in store.gpu_seconds_of_week(now)}
+
+    within = {"ann": 4 * HOUR, "bob": WEEK_S, "cal": WEEK_S - 1199}
+    assert used(NOW + 1799) == within, "of what ended before, up to an hour more"
+    all_sums = len(asked)
+    assert used(NOW + 1799) == within
+    assert all_sums < len(asked) < 2 * all_sums
+    assert used(NOW + HOUR) == {"ann": 2 * HOUR, "bob": WEEK_S, "cal": WEEK_S - 3000}
+    assert used(NOW + 1799) == within, "the clock was set back"
+
+
 @pytest.mark.parametrize("half_lives", [1, 8, 12, 20])
 def test_recent_use_is_what_it_was_and_what_came_since_however_old(store: Store, half_lives: int) -> None:
     """A replay begins with the usage of then and lets it decay, so live nothing of it may be forgotten, either."""
