@@ -343,7 +343,7 @@ def test_of_an_arrays_tasks_as_many_are_considered_as_could_start_and_twenty_mor
     assert considered(msgspec.structs.replace(row, eligible_time=NOW)) == at_once + 20
     assert considered(msgspec.structs.replace(row, eligible_time=NOW + 1)) == 1
     assert considered(msgspec.structs.replace(row, held_by="user")) == 1
-    assert considered(row, limit=9, running=3) == 7, "as many as its limit leaves, and one more"
+    assert considered(row, limit=9, running=4) == 6, "as many as its limit leaves, and one more"
     assert considered(row, limit=9, running=12) == 1
     assert considered(row, limit=99) == min(at_once + 20, 100)
 
@@ -388,6 +388,17 @@ def test_a_simulated_task_stands_for_its_followers_but_the_last_are_simulated_ea
     whole = job("a", array_id="a", attempt=0, spec=spec(gpus_per_node=GPUS))
     limit = array_limit.ArrayTaskLimit(inventory(), {}, (), {}, {})
     assert limit.ahead(restricted_row(whole, ((0, tasks - 1),))) == simulated
+
+
+@pytest.mark.parametrize(("asked", "at_once"), [({}, 1), ({"gpus_per_node": 5, "nodes": 3}, None), ({"nodes": 3}, 2)])
+def test_of_an_array_of_which_one_runs_at_once_or_none_fits_one_is_simulated_after_the_other(
+    asked: dict[str, Any], at_once: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(array_limit, "MAX_SIMULATED_PARTS", 3)
+    row = restricted_row(job("a", array_id="a", attempt=0, spec=spec(**{"gpus_per_node": GPUS} | asked)), ((5, 12),))
+    limits = {} if at_once is None else {"a": at_once}
+    simulated = [(5, 1), (7, 1), (9, 1), (11, 0), (12, 0)]
+    assert ArrayTaskLimit(inventory(), {}, (), limits, {}).ahead(row) == simulated
 
 
 @pytest.mark.parametrize(

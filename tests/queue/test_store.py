@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import random
 import shutil
 import sqlite3
 import stat
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import combinations, count
+from itertools import combinations, count, pairwise
 from pathlib import Path
 
 import msgspec
@@ -23,8 +24,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched.errors import GpuschedError
+from gpusched.model.arrays import restricted_row
 from gpusched.model.events import Event
-from gpusched.model.jobs import JobRecord, JobState
+from gpusched.model.jobs import JobRecord, JobState, Preemptions
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState, Wiring
 from gpusched.queue import locks, private
@@ -32,7 +34,7 @@ from gpusched.queue.lease import STANDBYS
 from gpusched.queue.locks import connect_to_write, lock_holders
 from gpusched.queue.overlaps import HeldGpus, overlaps
 from gpusched.queue.promotions import PolicyChange, Shadow
-from gpusched.queue.reading import CURRENT, PUBLISHED, current_stamp, open_to_read
+from gpusched.queue.reading import COPY_EVERY, CURRENT, PUBLISHED, current_stamp, open_to_read
 from gpusched.queue.schema import FIRST_VERSION, MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import (
     ACTIVE_CONTROLLER,
@@ -176,6 +178,266 @@ def test_jobs_by_what_they_are(store: Store) -> None:
     assert store.counts() == {"FAILED": 1, "RUNNING": 1, "PENDING": 1}
     assert store.recently_ended(5) == [ended]
     assert store.matching("0123456789") == ["0123456789a", "0123456789b", "0123456789c"]
+
+
+def tasks(array_id: str, state: JobState, *spans: tuple[int, int], **changes: object) -> JobRecord:
+    """Tasks of an array that share a row."""
+    return restricted_row(job(array_id, state, array_id=array_id, allocation=None, ending=None, **changes), spans)
+
+
+def task(array_id: str, index: int, state: JobState, **changes: object) -> JobRecord:
+    return job(f"{array_id}_{index}", state, array_id=array_id, array_index=index, **changes)
+
+
+def test_an_array_counts_as_its_tasks_and_is_named_once(store: Store) -> None:
+    waiting, ended = JobState.PENDING, JobState.COMPLETED
+    store.put_jobs([
+        job("0a", submit_time=NOW), tasks("0b", waiting, (2, 4), submit_time=NOW + 1),
+        task("0b", 1, ended, user="bob", submit_time=NOW + 1, end_time=NOW + 9),
+        task("0b", 5, JobState.RUNNING, submit_time=NOW + 1), job("0c", waiting, submit_time=NOW + 2),
+        job("1a", waiting, user="bob", submit_time=NOW + 3, spec=spec(partition="other")),
+    ])  # fmt: skip
+    assert store.counts() == {"RUNNING": 2, "PENDING": 5, "COMPLETED": 1}
+    assert store.counts(user="bob") == {"PENDING": 1, "COMPLETED": 1}
+    assert store.counts(partition="p") == {"RUNNING": 2, "PENDING": 4, "COMPLETED": 1}
+    assert store.counts(user="bob", partition="p") == {"COMPLETED": 1}
+    assert store.matching("0") == ["0a", "0b", "0c"]
+    assert (store.matching("0", limit=2), store.matching("0b_"), store.matching("2")) == (["0a", "0b"], ["0b"], [])
+    assert store.neighbours("0b") == ["0a", "0c"]
+    assert (store.neighbours("0a"), store.neighbours("1a")) == (["0b_1"], ["0c"])
+    assert store.neighbours("09") == ["0a"], "an id that nothing has"
+    names = ["0a", "0b_1", "0b_2", "0b_3", "0b_4", "0b_5", "0c", "1a"]
+    assert [one.id for one in store.jobs()] == names
+    assert [one.id for one in store.jobs(partition="p")] == names[:-1]
+    for limit in range(1, 9):
+        found = [one.id for one in store.jobs(limit=limit)]
+        assert len(found) == limit
+        assert set(found[-2:]) <= set(names)
+        assert found[-1] == "1a"
+    assert [one.id for one in store.jobs(states=[waiting], limit=3)] == ["0b_2", "0c", "1a"]
+    assert [one.id for one in store.rows(limit=2, oldest=True)] == ["0a", "0b_1"]
+    assert [one.id for one in store.rows(limit=2)] == ["0c", "1a"]
+    assert [one.id for one in store.rows(user="bob", since=NOW + 9)] == ["0b_1", "1a"]
+    assert [one.id for one in store.rows(user="bob", since=NOW + 9.1)] == ["1a"]
+    left = [store.has_unended(name) for name in ("0b", "0b_1", "0b_3", "0b_5", "0b_9", "0c")]
+    assert left == [True, False, True, True, False, True]
+
+
+def test_the_last_that_ended_come_last(store: Store) -> None:
+    cancelled = tasks("0b", JobState.CANCELLED, (0, 2), end_time=NOW + 2, start_time=None)
+    store.put_jobs([
+        cancelled, job("0a", JobState.FAILED, end_time=NOW + 3), job("0c", JobState.COMPLETED, end_time=NOW + 1), job(),
+        job("0d", JobState.NODE_FAIL, end_time=NOW + 4),
+    ])  # fmt: skip
+    ends = ["0c", "0b", "0b", "0b", "0a", "0d"]
+    for limit in (1, 2, 3, 9):
+        assert [one.id.partition("_")[0] for one in store.recently_ended(limit)] == ends[-limit:]
+    assert len({one.id for one in store.recently_ended(9)}) == 6
+    assert [one.id for one in store.rows_recently_ended(3)] == ["0b_[0-2]", "0a", "0d"]
+    assert [one.id for one in store.ended_runs()] == ["0c", "0a"], "of what ran until its own end"
+    assert [one.id for one in store.ended_runs(limit=1)] == ["0a"]
+    assert [one.id for one in store.ended_runs(until=NOW + 1)] == ["0c"]
+    assert store.ended_runs(until=NOW + 0.9) == []
+
+
+def test_events_of_a_task_are_those_of_its_array_that_concern_it_too(store: Store) -> None:
+    told = [("x", None), ("x", "0-3"), ("x", "4,7"), ("x_7", None), ("x_8", "7"), ("y", None)]
+    for name, span in told:
+        store.append([Event(time=NOW, kind="k", job_id=name, data={"tasks": span} if span else {})])
+
+    def found(job_id: str, **limit: int) -> list[int]:
+        events = store.events(job_id=job_id, **limit)
+        return [told.index((event.job_id or "", event.data.get("tasks"))) for event in events]
+
+    assert [found(name) for name in ("x_7", "x_2", "x_8", "x", "y")] == [[0, 2, 3], [0, 1], [0, 4], [0, 1, 2], [5]]
+    assert found("x", limit=2) == [1, 2]
+    assert [len(store.events()), len(store.events(limit=4)), store.events(node="n0")] == [6, 4, []]
+
+
+def test_numbers_of_events_and_what_ended_since(store: Store) -> None:
+    assert (store.latest_event(), store.ended_since(0)) == (0, (0, []))
+    store.append([
+        Event(time=NOW, kind=kind, job_id=name)
+        for kind, name in (("ended", "a"), ("running", "b"), ("refused_command", "c"), ("ended", None), ("ended", "a"))
+    ])  # fmt: skip
+    assert [store.ended_since(number) for number in (0, 1, 5)] == [(5, ["a", "c"]), (5, ["c", "a"]), (5, [])]
+    store.append_after_gap(Event(time=NOW, kind="rebuilt"), 100)
+    assert store.latest_event() == 105
+
+
+def test_energy_is_that_of_the_jobs_of_which_any_was_measured(store: Store) -> None:
+    store.put_jobs([job("a"), job("b"), job("c", JobState.COMPLETED), job("d")])
+    rows = [("a", 0, 5.0, 9.0), ("a", 300, 5.0, 0.0), ("b", 0, 5.0, 5.0), ("c", 0, 5.0, 0.0), ("", 0, 5.0, 0.0)]
+    store.add_usage([
+        UsageRow(bucket=bucket, node="n0", job_id=name, user="u", partition="p", gpu_s=gpu_s, energy_j=2.0,
+                 energy_unknown_s=unknown) for name, bucket, gpu_s, unknown in rows
+    ])  # fmt: skip
+    assert store.energy_of_jobs() == {"a": 4.0}
+    assert [store.job_energy(name) for name in "abcd"] == [4.0, None, 2.0, None]
+
+
+def test_preempted_jobs_that_wait_again(store: Store) -> None:
+    stopped = Preemptions(count=1, times=(NOW,))
+    store.put_jobs([
+        job("a", JobState.PENDING, preemptions=stopped), job("b", JobState.RUNNING, preemptions=stopped),
+        job("c", JobState.PENDING, reason='"preemptions":{'),
+        job("d", JobState.PENDING, preemptions=stopped, user="bob", spec=spec(partition="other")),
+    ])  # fmt: skip
+    assert store.preempted_pending() == 2
+    assert [store.preempted_pending(user="bob"), store.preempted_pending(partition="p")] == [1, 1]
+    assert store.preempted_pending(user="bob", partition="p") == 0
+
+
+def test_nodes_with_a_reading_and_those_that_left_with_something_on_them(store: Store) -> None:
+    reading = NodeReading(node="n0", time=NOW, containers=())
+    records = [NodeRecord(name="n0", reading=reading), NodeRecord(name="n1", left=True), NodeRecord(name="n2")]
+    store.put_nodes(records)
+    assert store.node_readings() == {"n0": reading}
+    assert store.left_nodes() == records[1:2]
+    assert (store.node_record("n1"), store.node_record("n9")) == (records[1], None)
+    ranks = [RankRecord(job_id=ID, attempt=1, rank=r, node=f"n{r}", runtime="podman", gpus=()) for r in (0, 1)]
+    store.put_ranks([*ranks, msgspec.structs.replace(ranks[0], job_id="b")])
+    assert (store.nodes_of_ranks(), store.ranks(job_id=ID)) == ({"n0", "n1"}, ranks)
+    store.remove_rank(ranks[0])
+    assert [(rank.job_id, rank.rank) for rank in store.ranks()] == [(ID, 1), ("b", 0)]
+
+
+def test_a_command_file_that_was_applied_is_known_until_it_may_be_forgotten(store: Store) -> None:
+    store.mark_applied("a", NOW)
+    store.mark_applied("b", NOW + 1)
+    store.forget_applied(NOW)
+    assert [store.was_applied(name) for name in "abc"] == [True, True, False]
+    store.mark_applied("a", NOW + 5)
+    store.forget_applied(NOW + 2)
+    assert [store.was_applied(name) for name in "ab"] == [True, False]
+
+
+def test_reads_of_one_moment_do_not_see_what_is_written_meanwhile(store: Store, tmp_path: Path) -> None:
+    reader = Reader.open(tmp_path)
+    assert reader is not None
+    with reader.one_moment():
+        assert reader.counts() == {}
+        with reader.one_moment():
+            store.put_jobs([job()])
+        assert reader.counts() == {}
+    assert reader.counts() == {"RUNNING": 1}
+    with pytest.raises(ZeroDivisionError), reader.one_moment():
+        raise ZeroDivisionError
+    store.put_jobs([job("b")])
+    assert reader.counts() == {"RUNNING": 2}
+    assert reader.lag_s() == 0.0
+    reader.close()
+
+
+def test_a_reader_of_a_copy_goes_on_to_the_next_one_and_knows_how_late_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, published = Store.create_or_open(tmp_path), tmp_path / PUBLISHED
+    store.set_meta(COPY_EVERY, "2.5")
+    published.mkdir()
+    (published / CURRENT).symlink_to("1.db")
+
+    def publish(number: int) -> None:
+        store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        shutil.copy(tmp_path / DATABASE, published / f"{number}.db")
+        os.utime(published / f"{number}.db", (NOW, NOW + number))
+        link = published / "link"
+        link.symlink_to(f"{number}.db")
+        link.replace(published / CURRENT)
+
+    publish(1)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    reader = Reader.open(tmp_path)
+    assert reader is not None
+    first = reader.data_version()
+    store.put_jobs([job()])
+    assert (reader.data_version(), reader.counts(), reader.lag_s()) == (first, {}, 2.5)
+    publish(2)
+    assert reader.data_version() != first
+    assert reader.counts() == {"RUNNING": 1}
+    (published / CURRENT).unlink()
+    assert (reader.data_version() != first, reader.counts()) == (True, {"RUNNING": 1}), "what is open can be read"
+    reader.close()
+    store.close()
+
+
+def test_attempts_in_a_time_overlap_it_and_parts_of_a_hot_one_are_in_order(store: Store) -> None:
+    def ran(name: str, begin: float, end: float | None) -> None:
+        run = RunRecord(job_id=name, attempt=1, user="u", partition=name, flavor=None, share=1, gpus=1,
+                        start_time=begin, end_time=None, outcome=None, nodes={"n0": 1})  # fmt: skip
+        store.open_run(run)
+        if end is not None:
+            store.close_run(name, 1, end, JobState.PENDING, worked_until=end - 1)
+
+    for name, begin, end in (
+        ("a", NOW - 9, NOW), ("b", NOW - 9, NOW + 1), ("c", NOW + 9, None), ("d", NOW + 10, None),
+        ("e", NOW - 99, None), ("h", NOW + 2, NOW + 4), ("h", NOW + 4, NOW + 6), ("h", NOW + 6, None),
+    ):  # fmt: skip
+        ran(name, begin, end)
+    found = [(run.job_id, run.start_time - NOW) for run in store.runs(NOW, NOW + 10)]
+    assert found == [("e", -99), ("b", -9), ("h", 2), ("h", 4), ("h", 6), ("c", 9)]
+    parts = [(part.start_time, part.end_time, part.worked_until) for part in store.runs_of_attempt("h", 1)]
+    assert parts == [(NOW + 2, NOW + 4, NOW + 3), (NOW + 4, NOW + 6, NOW + 5), (NOW + 6, None, None)]
+    assert store.runs_of_attempt("h", 2) == []
+    starts = {name: start - NOW for name, start in store.first_starts().items()}
+    assert starts == {"a": -9, "b": -9, "c": 9, "d": 10, "e": -99, "h": 2}
+
+
+def test_usage_by_job_and_by_user_is_the_sum_of_its_rows(store: Store) -> None:
+    rows = [
+        UsageRow(bucket=bucket, node=node, job_id=name, user=name and "ann", partition="p",
+                 **{f: 10.0**i for i, f in enumerate(UsageRow.__struct_fields__[5:])})
+        for bucket in (300, 600, 900, 1200) for node, name in (("n0", "a"), ("n0", ""), ("n1", "a"))
+    ]  # fmt: skip
+    store.add_usage(rows)
+    assert len(store.usage(300, 1200)) == 9
+    by_job = {(row.node, row.job_id): row for row in store.usage_by_job(600, 1200)}
+    assert by_job.keys() == {("n0", "a"), ("n0", ""), ("n1", "a")}
+    for row in by_job.values():
+        assert msgspec.structs.astuple(row)[5:] == tuple(2 * 10.0**i for i in range(8))
+        assert row.bucket == 600
+    bins = {(one.bin, one.user): tuple(one)[2:] for one in store.usage_sums(600, 900)}
+    assert bins == {
+        (at, user): tuple(n * 10.0**i for i in range(8))
+        for at, user, n in ((0, "ann", 2), (0, "", 1), (900, "ann", 4), (900, "", 2))
+    }
+    assert [row.bucket for row in store.usage_of_job("a")] == [300, 300, 600, 600, 900, 900, 1200, 1200]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_recent_use_is_an_integral_that_may_be_asked_for_at_any_time(store: Store, seed: int) -> None:
+    """Summed from one change on a node to the next. While two attempts share a GPU, each has half of it."""
+    rng, half_life, since = random.Random(seed), 5000.0, -8000.0
+    attempts = list[tuple[str, str, str, float, float | None, tuple[int, ...], bool]]()
+    for node in range(30):
+        shares = node % 3 > 0
+        for gpus in ((0, 1), (1, 2), (3,)) if shares else ((0,), (1, 2), (3,)):
+            begin = rng.uniform(-15_000, 9000)
+            end = begin + rng.uniform(1, 9000) if rng.random() < 0.7 else None
+            attempts.append((f"n{node}", rng.choice("ab"), rng.choice(["", "g"]), begin, end, gpus, shares))
+    with store.transaction():
+        for number, (node, user, group, begin, end, gpus, shares) in enumerate(attempts):
+            run = RunRecord(
+                job_id=str(number), attempt=1, user=user, partition="p", flavor=None, share=0.1, gpus=len(gpus),
+                start_time=begin, end_time=None, outcome=None, nodes={node: len(gpus)}, group=group,
+                shareable={node: gpus} if shares else {},
+            )  # fmt: skip
+            store.open_run(run)
+            if end is not None:
+                store.close_run(str(number), 1, end, JobState.COMPLETED)
+    for now in (9000.0, 7200.0, 7199.0, 10_800.0, 12_345.0, 12_345.0, 3.0, 14_400.0):
+        wanted = dict[str, float]()
+        for node, user, group, begin, end, gpus, _ in attempts:
+            begin, end = max(begin, since), min(now if end is None else end, now)
+            near = [other for other in attempts if other[0] == node]
+            borders = {begin, end, *(at for other in near for at in other[3:5] if at is not None and begin < at < end)}
+            for a, b in pairwise(sorted(borders)) if begin < end else ():
+                used = (0.5 ** ((now - b) / half_life) - 0.5 ** ((now - a) / half_life)) * half_life / math.log(2)
+                here = [other for other in near if other[3] <= a and (other[4] is None or other[4] >= b)]
+                parts = sum(1 / sum(gpu in other[5] for other in here) for gpu in gpus)
+                wanted[user + group] = wanted.get(user + group, 0.0) + used * parts
+        found = store.gpu_seconds_by_user(since, half_life, now, lambda user, group: user + group)
+        assert {who: gpu_s for who, gpu_s in found.items() if gpu_s} == pytest.approx(wanted)
 
 
 def test_an_attempt_is_closed_once(store: Store) -> None:
