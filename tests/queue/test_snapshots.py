@@ -390,6 +390,14 @@ def test_a_simulated_task_stands_for_its_followers_but_the_last_are_simulated_ea
     assert limit.ahead(restricted_row(whole, ((0, tasks - 1),))) == simulated
 
 
+def test_at_least_as_many_parts_are_simulated_as_can_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = job("a", array_id="a", attempt=0, spec=spec(gpus_per_node=GPUS))
+    for most, parts in ((7, 6), (2, 3)):
+        monkeypatch.setattr(array_limit, "MAX_SIMULATED_PARTS", most)
+        found = ArrayTaskLimit(inventory(), {}, (), {}, {}).ahead(restricted_row(row, ((0, 17),)))
+        assert [behind for _, behind in found] == [12 // parts - 1] * parts + [0] * 6
+
+
 @pytest.mark.parametrize(("asked", "at_once"), [({}, 1), ({"gpus_per_node": 5, "nodes": 3}, None), ({"nodes": 3}, 2)])
 def test_of_an_array_of_which_one_runs_at_once_or_none_fits_one_is_simulated_after_the_other(
     asked: dict[str, Any], at_once: int | None, monkeypatch: pytest.MonkeyPatch
