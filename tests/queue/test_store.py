@@ -539,7 +539,7 @@ def test_a_damaged_wiring_is_unknown_and_read_again() -> None:
 def test_without_anybody_to_ask_a_lock_is_waited_for_half_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds = count(0, 10)
+    seconds = count(0, 7)
     monkeypatch.setattr(locks, "_SLICE_S", 0.001)
     monkeypatch.setattr(locks.time, "monotonic", lambda: float(next(seconds)))
     with closing(sqlite3.connect(tmp_path / "db", isolation_level=None)) as other:
@@ -547,7 +547,7 @@ def test_without_anybody_to_ask_a_lock_is_waited_for_half_a_minute(
         with closing(connect_to_write(tmp_path / "db", None)) as db:
             with pytest.raises(sqlite3.OperationalError, match="locked"):
                 db.execute("BEGIN IMMEDIATE")
-            assert next(seconds) == 40, "it gave up after 30"
+            assert next(seconds) == 42, "it was given up at 35"
             other.execute("ROLLBACK")
             db.execute("BEGIN IMMEDIATE")
 
