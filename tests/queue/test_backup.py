@@ -396,7 +396,7 @@ def test_what_an_interrupted_backup_left_goes_and_nothing_else_does(make: Callab
 
 
 def test_what_is_wrong_with_a_backup_is_said(make: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(GpuschedError, match=r"no usable backup in .*nowhere \(there are none\\)"):
+    with pytest.raises(GpuschedError, match=r"no usable backup in .*nowhere \(there are none\)"):
         find_backup(tmp_path / "nowhere")
     made = make()
     manifest = (made / backup.MANIFEST).read_text()
