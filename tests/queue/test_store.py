@@ -552,6 +552,27 @@ def test_without_anybody_to_ask_a_lock_is_waited_for_half_a_minute(
             db.execute("BEGIN IMMEDIATE")
 
 
+def test_a_script_that_waited_for_a_lock_begins_anew(tmp_path: Path) -> None:
+    waited: list[float] = []
+
+    def waiting(seconds: float) -> bool:
+        waited.append(seconds)
+        if seconds >= 0:
+            other.execute("ROLLBACK")
+        return True
+
+    with closing(sqlite3.connect(tmp_path / "db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with closing(connect_to_write(tmp_path / "db", waiting)) as db:
+            db.executescript("BEGIN; CREATE TABLE t (n); INSERT INTO t VALUES (1); COMMIT;")
+            assert db.execute("SELECT count(*) FROM t").fetchone() == (1,)
+            with pytest.raises(sqlite3.OperationalError, match="no such table"):
+                db.executescript("BEGIN; DELETE FROM t; DELETE FROM u;")
+            assert not db.in_transaction
+            assert db.execute("SELECT count(*) FROM t").fetchone() == (1,)
+    assert waited[1:] == [-1.0]
+
+
 def test_of_the_kernels_list_of_locks_those_of_the_file_and_of_processes_that_ended_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
