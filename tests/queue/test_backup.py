@@ -540,7 +540,7 @@ def test_a_damaged_database_makes_no_backup(make: Callable[..., Path], store: St
     with (tmp_path / "state" / DATABASE).open("r+b") as raw:
         raw.seek(4096 * 30)
         raw.write(b"\xff" * 4096)
-    with pytest.raises(GpuschedError, match="malformed|not sound: ."):
+    with pytest.raises(GpuschedError, match=r"malformed|not sound: ."):
         make(HOUR)
     assert sorted(os.listdir(tmp_path / "backups")) == [".lock", made.name]
 
