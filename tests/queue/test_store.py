@@ -29,7 +29,7 @@ from gpusched.model.events import Event
 from gpusched.model.jobs import JobRecord, JobState, Preemptions
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState, Wiring
-from gpusched.queue import locks, private
+from gpusched.queue import locks, private, rows
 from gpusched.queue.lease import STANDBYS
 from gpusched.queue.locks import connect_to_write, lock_holders
 from gpusched.queue.overlaps import HeldGpus, overlaps
@@ -223,6 +223,39 @@ def test_an_array_counts_as_its_tasks_and_is_named_once(store: Store) -> None:
     assert left == [True, False, True, True, False, True]
 
 
+@pytest.mark.parametrize(("at_once", "by_id"), [(1, 99), (3, 99), (7, 6), (8, 7), (500, 7), (500, 6)])
+def test_many_tasks_are_found_however_many_are_asked_for_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, at_once: int, by_id: int
+) -> None:
+    monkeypatch.setattr(rows, "_AT_ONCE", at_once)
+    monkeypatch.setattr(rows, "_MAX_BY_ID", by_id)
+    states = [JobState.COMPLETED, JobState.FAILED, JobState.RUNNING] * 3
+    store.put_jobs([task("0a", index, state, spec=spec(name=str(index))) for index, state in enumerate(states)])
+    assert [one.spec.name for one in store.rows_of("0a")] == [str(index) for index in range(9)]
+    assert [one.spec.name for one in store.rows_of("0a_[1-7,20]")] == [str(index) for index in range(1, 8)]
+    ended = {index: index % 3 == 0 for index in range(9) if index % 3 < 2}
+    assert store.completed_tasks("0a", range(12)) == ended
+    assert store.completed_tasks("0a", [8, 4, 3]) == {4: False, 3: True}
+    assert store.completed_tasks("0a", []) == {}
+
+
+def test_a_row_of_tasks_is_split_as_they_are_written_and_one_by_one_where_it_is_scattered(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "MAX_SHARED_SPANS", 3)
+    store.put_jobs([tasks("0a", JobState.PENDING, (0, 9))])
+    for index, spans in ((4, ["0a_[0-3,5-9]"]), (7, ["0a_[0-3,5-6,8-9]"])):
+        store.put_jobs([task("0a", index, JobState.RUNNING)])
+        assert [one.id for one in store.pending_rows()] == spans
+    store.put_jobs([tasks("0a", JobState.PENDING, (8, 9), reason="r")])
+    assert [(one.id, one.reason) for one in store.pending_rows()] == [("0a_[0-3,5-6]", ""), ("0a_[8-9]", "r")]
+    assert store.job("0a_5") is not None
+    assert [store.job(name) for name in ("0a_10", "0a", "0b_1")] == [None] * 3
+    store.put_jobs([task("0a", 2, JobState.RUNNING)])
+    assert [one.id for one in store.pending_rows()] == [f"0a_{index}" for index in (0, 1, 3, 5, 6, 8, 9)]
+    assert len(store.jobs_of_array("0a")) == 10
+
+
 def test_the_last_that_ended_come_last(store: Store) -> None:
     cancelled = tasks("0b", JobState.CANCELLED, (0, 2), end_time=NOW + 2, start_time=None)
     store.put_jobs([
@@ -267,10 +300,10 @@ def test_numbers_of_events_and_what_ended_since(store: Store) -> None:
 
 def test_energy_is_that_of_the_jobs_of_which_any_was_measured(store: Store) -> None:
     store.put_jobs([job("a"), job("b"), job("c", JobState.COMPLETED), job("d")])
-    rows = [("a", 0, 5.0, 9.0), ("a", 300, 5.0, 0.0), ("b", 0, 5.0, 5.0), ("c", 0, 5.0, 0.0), ("", 0, 5.0, 0.0)]
+    parts = [("a", 0, 5.0, 9.0), ("a", 300, 5.0, 0.0), ("b", 0, 5.0, 5.0), ("c", 0, 5.0, 0.0), ("", 0, 5.0, 0.0)]
     store.add_usage([
         UsageRow(bucket=bucket, node="n0", job_id=name, user="u", partition="p", gpu_s=gpu_s, energy_j=2.0,
-                 energy_unknown_s=unknown) for name, bucket, gpu_s, unknown in rows
+                 energy_unknown_s=unknown) for name, bucket, gpu_s, unknown in parts
     ])  # fmt: skip
     assert store.energy_of_jobs() == {"a": 4.0}
     assert [store.job_energy(name) for name in "abcd"] == [4.0, None, 2.0, None]
