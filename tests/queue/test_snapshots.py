@@ -129,6 +129,31 @@ def test_the_reason_is_of_the_worst_dependency_and_the_first_of_equal_ones() -> 
     assert sorted(asked) == ["a", "b", "c", "d"], "each is asked for once"
 
 
+def test_of_one_name_the_earliest_job_of_a_user_runs_alone() -> None:
+    alone = spec(name="n", dependencies=(Dependency(DependencyKind.SINGLETON, ""),))
+    waits = [job(f"w{n}", spec=alone, submit_time=NOW + n) for n in (3, 1, 2, 0)]
+    waits.append(job("a_4", array_id="a", spec=alone, submit_time=NOW + 4))
+    waits.append(job("a_5", array_id="a", spec=alone, submit_time=NOW + 4))
+    others = [job("o", user="other", spec=spec(name="n")), job("m", spec=spec(name="m")), job("n")]
+
+    def verdicts(*active: JobRecord) -> list[tuple[str, str]]:
+        views = seen(*waits, *others, *active)
+        return [(views[f"w{n}"].dependency, views[f"w{n}"].dependency_message) for n in range(4)]
+
+    first = "singleton: waits for job w0 (PENDING)"
+    assert verdicts() == [
+        ("", ""), ("waiting", first), ("waiting", f"{first} and 1 more"), ("waiting", f"{first} and 2 more")
+    ]  # fmt: skip
+    on_r = "singleton: waits for job r (RUNNING)"
+    runs = job("r", _S.RUNNING, spec=spec(name="n"), submit_time=NOW + 9)
+    assert [message for _, message in verdicts(runs)] == [on_r, *(f"{on_r} and {n} more" for n in (1, 2, 3))]
+    last = seen(*waits)
+    assert last["a_4"].dependency_message == last["a_5"].dependency_message == f"{first} and 3 more"
+    ours = msgspec.structs.replace(runs, id="a_3", array_id="a", submit_time=NOW + 4)
+    alone_now = seen(*waits[4:], ours)
+    assert [alone_now[name].dependency for name in ("a_4", "a_5")] == ["", ""], "tasks of an array run together"
+
+
 def test_each_task_waits_for_its_own_partner_whether_asked_for_one_by_one_or_at_once() -> None:
     ends = {0: _S.COMPLETED, 1: _S.FAILED, 2: _S.RUNNING, 3: _S.COMPLETED}
     others = [job(f"x_{i}", state, array_id="x", array_index=i) for i, state in ends.items()]

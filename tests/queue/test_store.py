@@ -26,14 +26,17 @@ from hypothesis import strategies as st
 from gpusched.errors import GpuschedError
 from gpusched.model.arrays import restricted_row
 from gpusched.model.events import Event
+from gpusched.model.healthchecks import CheckRecord
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.jobs import JobRecord, JobState, Preemptions
 from gpusched.model.policy import PolicySpec
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState, Wiring
-from gpusched.queue import locks, private, rows
+from gpusched.model.reservations import Reservation
+from gpusched.queue import locks, private, promotions, rows
 from gpusched.queue.lease import STANDBYS
 from gpusched.queue.locks import connect_to_write, lock_holders
 from gpusched.queue.overlaps import HeldGpus, overlaps
-from gpusched.queue.promotions import PolicyChange, Shadow
+from gpusched.queue.promotions import Fallback, PolicyChange, Shadow, ShadowDifference
 from gpusched.queue.reading import COPY_EVERY, CURRENT, PUBLISHED, current_stamp, open_to_read
 from gpusched.queue.schema import FIRST_VERSION, MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from gpusched.queue.store import (
@@ -49,6 +52,7 @@ from gpusched.queue.store import (
 )
 from tests.builders import spec
 from tests.controller.applying import NOW
+from tests.controller.imagined import inventory
 from tests.queue.records import ID, job
 
 
@@ -254,6 +258,95 @@ def test_a_row_of_tasks_is_split_as_they_are_written_and_one_by_one_where_it_is_
     store.put_jobs([task("0a", 2, JobState.RUNNING)])
     assert [one.id for one in store.pending_rows()] == [f"0a_{index}" for index in (0, 1, 3, 5, 6, 8, 9)]
     assert len(store.jobs_of_array("0a")) == 10
+
+
+def test_events_that_are_counted_are_of_so_many_jobs_of_a_partition(store: Store) -> None:
+    (node, *_) = inventory().nodes
+    other = msgspec.structs.replace(node, partition="q")
+    store.put_nodes([NodeRecord(name="n0", declared=other), NodeRecord(name="n1")])
+    store.put_jobs([tasks("0a", JobState.PENDING, (0, 3)), job("b", submit_time=NOW - 5)])
+    told: list[tuple[str, str | None, str | None, dict[str, object]]] = [
+        ("submitted", "0a", None, {"tasks": "0-3"}), ("submitted", "b", None, {"tasks": "1", "count": 7}),
+        ("node_down", None, "n0", {}), ("node_down", None, "n9", {}), ("gpu_lost", None, "n1", {}),
+        ("noise", "b", None, {}), ("ended", "gone", None, {"partition": "r", "to": "FAILED"}),
+        ("ended", "b", "n0", {"start": NOW, "attempt": 2}),
+    ]  # fmt: skip
+    store.append(Event(time=NOW + n, kind=k, job_id=j, node=on, data=data) for n, (k, j, on, data) in enumerate(told))
+    found = store.counted_events(0, 99)
+    assert [(one.seq, one.kind, one.partition, one.submit_time, one.jobs) for one in found] == [
+        (1, "submitted", "p", None, 4), (2, "submitted", "p", NOW - 5, 7), (3, "node_down", "q", None, 1),
+        (4, "node_down", "", None, 1), (5, "gpu_lost", "", None, 1), (7, "ended", "r", None, 1),
+        (8, "ended", "p", NOW - 5, 1),
+    ]  # fmt: skip
+    assert [one.time - NOW for one in found] == [0, 1, 2, 3, 4, 6, 7]
+    assert [(one.data.to, one.data.attempt, one.data.start) for one in found[5:]] == [("FAILED", 1, None), ("", 2, NOW)]
+    assert [one.seq for one in store.counted_events(2, 3)] == [3, 4, 5]
+
+
+def test_lines_of_events_name_their_jobs_and_receivers_have_positions(store: Store) -> None:
+    store.put_jobs([task("0a", 7, JobState.RUNNING, spec=spec(name="train")), job("b", user="bob")])
+    store.set_meta("cluster_id", "c")
+    store.append([
+        Event(time=0.5, kind="k", job_id="0a"), Event(time=1.0, kind="k", job_id="b", user="eve", data={"x": 1}),
+        Event(time=2.0, kind="k", node="n0"),
+    ])  # fmt: skip
+    first, second, third = store.event_lines(0, 9)
+    assert (first.time, first.cluster, first.job, first.name) == ("1970-01-01T00:00:00.500Z", "c", "0a", "train")
+    assert (first.user, first.partition) == (job().user, "p")
+    assert (second.user, second.data, second.unix_s) == ("eve", {"x": 1}, 1.0)
+    assert (third.job, third.name, third.user, third.partition, third.node) == (None, None, None, None, "n0")
+    assert store.event_lines(1, 1) == [second]
+    assert store.event_positions() == {}
+    for name, seq in (("a", 7), ("a", 9), ("b", 1), ("b", None)):
+        store.put_event_position(name, seq)
+    store.set_meta("event_positions", "3")
+    assert store.event_positions() == {"a": 9}
+
+
+def test_small_tables_keep_what_is_said_of_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put_beliefs([JobClassEstimate(kind="a"), JobClassEstimate(kind="b")])
+    known = store.beliefs()
+    assert store.beliefs() is known
+    store.put_beliefs([JobClassEstimate(kind="b", shapes=())])
+    assert (store.beliefs()["a"] is known["a"], store.belief("b"), store.belief("x")) == (True, known["b"], None)
+    assert store.believes_anything()
+    easy = PolicySpec(name="easy")
+    monkeypatch.setattr(promotions, "KEPT_DIFFERENCES", 2)
+    for n, name in enumerate(("p", "q", "p", "p")):
+        store.add_policy_change(
+            PolicyChange(time=NOW + n, partition=name, user="ann", act="promote", reason=str(n), spec=easy)
+        )
+        store.add_difference(ShadowDifference(partition=name, time=NOW + n, live={}, shadow={"j": ("n0",)}))
+    assert [change.reason for change in store.policy_changes()] == ["0", "1", "2", "3"]
+    assert [(change.seq, change.reason) for change in store.policy_changes("p", limit=2)] == [(3, "2"), (4, "3")]
+    assert {name: change.reason for name, change in store.live_changes().items()} == {"p": "3", "q": "1"}
+    assert [getattr(store.policy_change(seq), "reason", None) for seq in (2, 9)] == ["1", None]
+    assert [[one.time - NOW for one in store.differences(name)] for name in "pqr"] == [[2, 3], [1], []]
+    assert [one.time - NOW for one in store.differences("p", limit=1)] == [3]
+    store.forget_differences("p")
+    assert [len(store.differences(name)) for name in "pq"] == [0, 1]
+    assert store.fallbacks() == {}
+    fallback = Fallback(partition="p", policy="gist", version="1", fallback="easy", why="late", since=NOW)
+    store.put_fallbacks([fallback])
+    assert store.fallbacks() == {"p": fallback}
+    assert fallback.line == "p: gist cannot decide (late); falling back to easy"
+    checks = [CheckRecord(node=node, check=check, began=NOW) for node, check in (("n1", "a"), ("n0", "b"), ("n0", "a"))]
+    store.put_check_records(checks)
+    store.shift_checks(5.0)
+    assert [(one.node, one.check, one.began, one.ended) for one in store.check_records()] == [
+        ("n0", "a", NOW + 5, None), ("n0", "b", NOW + 5, None), ("n1", "a", NOW + 5, None)
+    ]  # fmt: skip
+    store.drop_check_records(checks[:2])
+    assert [store.check_record("n0", check) is None for check in "ab"] == [False, True]
+    held = [Reservation(name="r", nodes=("n0",), begin=begin, end=begin + 9) for begin in (NOW, NOW + 5, NOW + 99)]
+    store.put_reservation(held[0], NOW)
+    store.put_reservation(held[1], NOW + 8)
+    assert store.reservations(NOW) == (held[1],), "what has not ended is replaced"
+    store.put_reservation(held[2], NOW + 14)
+    assert store.reservations(NOW) == (held[1], held[2]), "what has ended is kept"
+    assert [len(store.reservations(NOW + at)) for at in (13.9, 14)] == [2, 1]
+    store.put_reservation(msgspec.structs.replace(held[0], name="a"), NOW)
+    assert [one.name for one in store.reservations(NOW)] == ["a", "r", "r"]
 
 
 def test_the_last_that_ended_come_last(store: Store) -> None:
