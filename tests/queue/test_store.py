@@ -665,7 +665,7 @@ def test_a_damaged_wiring_is_unknown_and_read_again() -> None:
 def test_without_anybody_to_ask_a_lock_is_waited_for_half_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds = count(0, 7)
+    seconds = count(100, 7)
     monkeypatch.setattr(locks, "_SLICE_S", 0.001)
     monkeypatch.setattr(locks.time, "monotonic", lambda: float(next(seconds)))
     with closing(sqlite3.connect(tmp_path / "db", isolation_level=None)) as other:
@@ -673,9 +673,28 @@ def test_without_anybody_to_ask_a_lock_is_waited_for_half_a_minute(
         with closing(connect_to_write(tmp_path / "db", None)) as db:
             with pytest.raises(sqlite3.OperationalError, match="locked"):
                 db.execute("BEGIN IMMEDIATE")
-            assert next(seconds) == 42, "it was given up at 35"
+            assert next(seconds) == 142, "it was given up at 35"
             other.execute("ROLLBACK")
             db.execute("BEGIN IMMEDIATE")
+
+
+def test_who_asks_decides_about_each_kind_of_lock(tmp_path: Path) -> None:
+    """Here one that waiting does not help: another has written since this transaction began to read."""
+    waited: list[float] = []
+    with (
+        closing(sqlite3.connect(tmp_path / "db", isolation_level=None)) as other,
+        closing(connect_to_write(tmp_path / "db", lambda seconds: bool(waited.append(seconds)))) as db,
+    ):
+        other.executescript("PRAGMA journal_mode=WAL; CREATE TABLE t (n);")
+        db.execute("BEGIN")
+        db.execute("SELECT * FROM t").fetchall()
+        other.execute("INSERT INTO t VALUES (1)")
+        with pytest.raises(sqlite3.OperationalError, match="locked") as raised:
+            db.execute("INSERT INTO t VALUES (2)")
+        assert raised.value.sqlite_errorcode == sqlite3.SQLITE_BUSY_SNAPSHOT
+        with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            db.execute("SELECT * FROM u")
+    assert len(waited) == 1
 
 
 def test_a_script_that_waited_for_a_lock_begins_anew(tmp_path: Path) -> None:
