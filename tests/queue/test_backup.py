@@ -395,6 +395,25 @@ def test_what_an_interrupted_backup_left_goes_and_nothing_else_does(make: Callab
     assert find_backup(folder).path == find_backup(made).path == made
 
 
+def test_what_cannot_be_removed_fails_no_backup(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = tmp_path / "backups/logs"
+    (copies / "old").mkdir(parents=True)
+    (tmp_path / "state/logs").mkdir()
+    make(keep_days=999)
+    os.utime(copies / "old", (NOW, NOW - 99 * DAY))
+    (tmp_path / "backups/.20270115T080001Z.part").mkdir()
+
+    def stays(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "rmdir", stays)
+    made = make(9 * DAY, keep=1, keep_days=0)
+    assert (check_backup(made), names(tmp_path)) == ("", [made.name])
+    assert (copies / "old").exists()
+
+
 def test_what_is_wrong_with_a_backup_is_said(make: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(GpuschedError, match=r"no usable backup in .*nowhere \(there are none\)"):
         find_backup(tmp_path / "nowhere")

@@ -24,6 +24,7 @@ from gpusched.model.jobs import (
     Resizes,
 )
 from gpusched.model.policy import PolicySpec
+from gpusched.model.progress import JobProgress
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
 from gpusched.model.reservations import Reservation
 from gpusched.model.resources import SharingSettings
@@ -324,6 +325,26 @@ def test_running_jobs_release_at_their_limit_or_kill_time() -> None:
     ]  # fmt: skip
     assert [part.node for part in views["a"].allocation.parts] == ["n0"], "one has left the inventory"
     assert views.keys() & {"d", "e"} == set()
+
+
+def test_a_jobs_end_is_by_the_progress_of_its_present_attempt_and_its_speed_by_all() -> None:
+    """Ten steps in a hundred seconds on one GPU, of a hundred; before that twice as fast on two."""
+
+    def said(attempt: int, gpus: int, seconds: float) -> JobProgress:
+        return JobProgress(
+            job_id="j", attempt=attempt, gpus=gpus, step=10.0, of=100.0, at=NOW, first_step=0.0, first_at=NOW - seconds,
+            since_step=0.0, since=NOW - seconds,
+        )  # fmt: skip
+
+    runs = job("j", _S.RUNNING, attempt=2, start_time=NOW - 100, allocation=on("j", "n0"))
+    both = (said(1, 2, 50), said(2, 1, 100))
+    view = seen(runs, progress={"j": both})["j"]
+    assert (view.own_end, view.left, view.speeds) == (NOW + 900, 90.0, {1: 0.1, 2: 0.2})
+    for attempts in ((), both[:1], (both[1], msgspec.structs.replace(both[0], attempt=3))):
+        view = seen(runs, progress={"j": attempts})["j"]
+        assert (view.own_end, view.left) == (None, 90.0 if attempts else None)
+    waits = seen(job("j"), progress={"j": both})["j"]
+    assert (waits.left, waits.speeds) == (90.0, {1: 0.1, 2: 0.2})
 
 
 def test_an_arrays_room_is_what_its_limit_leaves() -> None:
