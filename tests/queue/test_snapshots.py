@@ -130,6 +130,18 @@ def test_the_reason_is_of_the_worst_dependency_and_the_first_of_equal_ones() -> 
     assert sorted(asked) == ["a", "b", "c", "d"], "each is asked for once"
 
 
+@pytest.mark.parametrize("kind", ["afterok", "afternotok", "afterany", "after", "aftercorr"])
+def test_only_by_aftercorr_a_task_waits_for_one_task_alone(kind: str) -> None:
+    ended = _S.FAILED if kind == "afternotok" else _S.COMPLETED
+    others = tuple(job(f"x_{i}", state, array_id="x", start_time=None if i else NOW)
+                   for i, state in enumerate((ended, _S.STARTING)))  # fmt: skip
+    waits = spec(dependencies=(Dependency(DependencyKind(kind), "x"),))
+    tasks = [job(f"w_{i}", array_id="w", array_index=i, spec=waits) for i in (0, 1)]
+    views = seen(*tasks, others=others)
+    assert [views[one.id].dependency for one in tasks] == ["" if kind == "aftercorr" else "waiting", "waiting"]
+    assert views["w_0"].dependency_message == ("" if kind == "aftercorr" else f"{kind}: waits for job x_1 (STARTING)")
+
+
 def test_of_one_name_the_earliest_job_of_a_user_runs_alone() -> None:
     alone = spec(name="n", dependencies=(Dependency(DependencyKind.SINGLETON, ""),))
     waits = [job(f"w{n}", spec=alone, submit_time=NOW + n) for n in (3, 1, 2, 0)]
