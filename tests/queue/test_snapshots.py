@@ -355,6 +355,8 @@ def test_a_jobs_end_is_by_the_progress_of_its_present_attempt_and_its_speed_by_a
     for attempts in ((), both[:1], (both[1], msgspec.structs.replace(both[0], attempt=3))):
         view = seen(runs, progress={"j": attempts})["j"]
         assert (view.own_end, view.left) == (None, 90.0 if attempts else None)
+    third = msgspec.structs.replace(runs, attempt=3)
+    assert seen(third, progress={"j": (both[0], said(2, 1, 50), said(3, 1, 100))})["j"].own_end == NOW + 900
     waits = seen(job("j"), progress={"j": both})["j"]
     assert (waits.left, waits.speeds) == (90.0, {1: 0.1, 2: 0.2})
 
