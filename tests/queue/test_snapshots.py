@@ -168,7 +168,7 @@ def test_of_one_name_the_earliest_job_of_a_user_runs_alone() -> None:
 
 
 def test_each_task_waits_for_its_own_partner_whether_asked_for_one_by_one_or_at_once() -> None:
-    ends = {0: _S.COMPLETED, 1: _S.FAILED, 2: _S.RUNNING, 3: _S.COMPLETED}
+    ends = {0: _S.COMPLETED, 1: _S.FAILED, 2: _S.RUNNING, 3: _S.COMPLETED, 7: _S.CANCELLED}
     others = [job(f"x_{i}", state, array_id="x", array_index=i) for i, state in ends.items()]
     others.append(restricted_row(job("x", array_id="x"), ((4, 5),)))
 
@@ -180,12 +180,14 @@ def test_each_task_waits_for_its_own_partner_whether_asked_for_one_by_one_or_at_
         return {i: ends[i] is _S.COMPLETED for i in indices if i in ends and ends[i] is not _S.RUNNING}
 
     corr = (Dependency(DependencyKind.AFTERCORR, "x"),)
-    row = restricted_row(job("w", array_id="w", spec=spec(dependencies=corr)), ((0, 6),))
+    row = restricted_row(job("w", array_id="w", spec=spec(dependencies=corr)), ((0, 7),))
     waits = {i: ("waiting", f"aftercorr: waits for job x_{i}") for i in (2, 4, 5)}
-    failed, missing = "aftercorr:x_1: it did not complete", "aftercorr:x_6: no such job"
+    failed, cancelled = (f"aftercorr:x_{index}: it did not complete" for index in (1, 7))
+    missing = "aftercorr:x_6: no such job"
     for asked in (Dependencies(lookup, []), Dependencies(lookup, [], completed)):
         assert dict(asked.of_tasks(row, None)) == {
-            0: ("", ""), 1: ("never", failed), 3: ("", ""), 6: ("never", missing), **waits
+            0: ("", ""), 1: ("never", failed), 3: ("", ""), 6: ("never", missing), 7: ("never", cancelled),
+            **waits,
         }  # fmt: skip
         assert asked.of_tasks(row, 1) == [(0, ("", ""))]
         assert asked.of_tasks(row, 2) == asked.of_tasks(row, 9) == [(0, ("", "")), (3, ("", ""))]
