@@ -233,6 +233,7 @@ def test_an_engine_that_cannot_be_asked_says_nothing_of_its_containers() -> None
     (one,) = merge({NAME: FACT, **process}, None, "c")
     assert (one["name"], one["phase"], one["exit_code"], one["finished_at"]) == ("b", "exited", 4, 9.5)
     assert (one["started_at"], one["id"]) == (2.5, None)
+    assert [one["name"] for one in merge({NAME: FACT, "z": process["b"]}, None, "c")] == ["z"], "those behind it, too"
     (two, three) = merge({NAME: FACT, "a": FACT | {"launcher": True}}, {}, "c")
     assert [(o["name"], o["phase"]) for o in (two, three)] == [("a", "preparing"), (NAME, "lost")]
     assert three["error"] == "the launcher died before it made a container"
