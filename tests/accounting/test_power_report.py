@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.accounting.report import parse_since, power_report, summarize
+from gpusched.accounting.report import parse_period, parse_since, power_report, summarize
 from gpusched.accounting.usage import BUCKET_S, GpuHolding, usage_between
 from gpusched.errors import UsageError
 from gpusched.model.readings import Gpu, NodeReading
@@ -392,6 +393,26 @@ def test_since_goes_back_no_further_than_the_epoch_and_not_to_now() -> None:
     assert parse_since("200d", 100 * DAY) == 0.0
     with pytest.raises(UsageError, match="future"):
         parse_since("now", 100 * DAY)
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "period"),
+    [
+        ("7d", None, (93 * DAY, math.inf)),
+        ("7d", "1d", (93 * DAY, 99 * DAY)),
+        ("7d", "now", (93 * DAY, 100 * DAY)),
+        ("1970-03-01T00:00:00Z", "1970-03-01T00:00:01Z", (59 * DAY, 59 * DAY + 1)),
+        ("7d", "7d", None),
+        ("7d", "8d", None),
+        ("7d", "soon", None),
+    ],
+)
+def test_periods_end_after_they_begin(since: str, until: str | None, period: tuple[float, float] | None) -> None:
+    if period is not None:
+        assert parse_period(since, until, 100 * DAY) == period
+    else:
+        with pytest.raises(UsageError, match=f"--until '?{until}'? is"):
+            parse_period(since, until, 100 * DAY)
 
 
 def test_runs_and_partitions_outside_the_window_count_nothing() -> None:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gpusched.config.inventory import load_inventory
 from gpusched.controller.secretfiles import SecretFiles
-from gpusched.errors import GpuschedError, UsageError
-from gpusched.queue.lastgood import declared_or_kept, inventory_path, store_declared
+from gpusched.errors import GpuschedError, UsageError, Warnings
+from gpusched.queue.lastgood import (
+    declared_or_kept,
+    inventory_or_kept,
+    inventory_path,
+    policies_or_kept,
+    store_declared,
+)
 from gpusched.queue.store import DATABASE, INVENTORY_TROUBLE, Store
 from tests.controller.declared import DECLARED
 
@@ -71,6 +82,70 @@ def test_a_file_that_is_gone_is_known_by_what_it_said(
     kept(path, tmp_path / "state")
     path.unlink()
     assert inventory_path(tmp_path / "state") == path
+
+
+@pytest.fixture
+def misspelt(path: Path, tmp_path: Path) -> Iterator[Store]:
+    """A store that keeps what was declared before a policy's file was edited, wrongly."""
+    path.write_text(DECLARED.replace("  p:\n", "  p:\n    policy: mine\n"))
+    policy = tmp_path / "policies" / "mine.yaml"
+    policy.parent.mkdir()
+    policy.write_text("order: sjf\n")
+    kept(path, tmp_path / "state")
+    policy.write_text("order: sjff\n")
+    store = Store.create_or_open(tmp_path / "state")
+    yield store
+    store.close()
+
+
+def test_predictions_use_the_last_good_policy_and_say_so_unless_the_partition_has_another_now(
+    misspelt: Store, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    monkeypatch.setattr(Warnings, "give", said.append)
+    inventory = load_inventory(path)
+    assert policies_or_kept(inventory, misspelt)["p"].order == "sjf"
+    (line,) = said
+    assert "mine.yaml:1: order:" in line
+    assert "; using the last good copy, of 20" in line
+    (p,) = inventory.partitions
+    for other in (
+        msgspec.structs.replace(inventory, partitions=(msgspec.structs.replace(p, policy="another"),)),
+        msgspec.structs.replace(inventory, partitions=(p, msgspec.structs.replace(p, name="new"))),
+        msgspec.structs.replace(inventory, path="another.yaml"),
+    ):
+        with pytest.raises(GpuschedError, match=r"mine|another"):
+            policies_or_kept(other, misspelt)
+    with pytest.raises(GpuschedError, match="mine"):
+        policies_or_kept(inventory, None)
+    misspelt.set_meta("last_good", "")
+    with pytest.raises(GpuschedError, match="mine"):
+        policies_or_kept(inventory, misspelt)
+    assert len(said) == 1
+
+
+def test_commands_use_the_last_good_inventory_and_say_so(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    monkeypatch.setattr(Warnings, "give", said.append)
+    monkeypatch.setenv("GPUSCHED_INVENTORY", str(path))
+    state = tmp_path / "state"
+    kept(path, state)
+    assert inventory_or_kept(None, state) == load_inventory(path)
+    assert said == []
+    path.write_text("partitions: [")
+    for asked in (None, path):
+        assert [node.name for node in inventory_or_kept(asked, state).nodes] == ["n0", "n1"]
+        assert said.pop().startswith(f"{path}:2: ")
+    with pytest.raises(GpuschedError):
+        inventory_or_kept(path, tmp_path / "without")
+    with closing(Store.create_or_open(state)) as store:
+        earlier = json.loads(store.meta("last_good") or "")
+        del earlier["read_at"]
+        store.set_meta("last_good", json.dumps(earlier))
+    inventory_or_kept(path, state)
+    assert said.pop().endswith("using the last good copy, of an earlier time")
 
 
 def test_secrets_that_cannot_be_read_are_gone(tmp_path: Path) -> None:

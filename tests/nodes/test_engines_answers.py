@@ -233,6 +233,73 @@ def test_an_engine_that_cannot_be_asked_says_nothing_of_its_containers() -> None
     (one,) = merge({NAME: FACT, **process}, None, "c")
     assert (one["name"], one["phase"], one["exit_code"], one["finished_at"]) == ("b", "exited", 4, 9.5)
     assert (one["started_at"], one["id"]) == (2.5, None)
+    assert [one["name"] for one in merge({NAME: FACT, "z": process["b"]}, None, "c")] == ["z"], "those behind it, too"
     (two, three) = merge({NAME: FACT, "a": FACT | {"launcher": True}}, {}, "c")
     assert [(o["name"], o["phase"]) for o in (two, three)] == [("a", "preparing"), (NAME, "lost")]
     assert three["error"] == "the launcher died before it made a container"
+
+
+KILLED = "its supervisor was killed: the exit code is unknown"
+CONMON_KILLED = "its supervisor on the node (conmon) was killed: the exit code is unknown"
+PROCESS = {"runtime": "process", "boot": "b"}
+
+
+@pytest.mark.parametrize(
+    ("fact", "box", "found"),
+    [
+        ({"exit": "4 9.5", "started": "2.5"}, None, {"phase": "exited", "exit_code": 4, "started_at": 2.5,
+                                                     "finished_at": 9.5}),
+        ({"exit": "4", "pid": 9, "launcher": True}, None, {"phase": "running", "pid": 9}),
+        ({"pid": 9, "pid_alive": True, "started": "2.5"}, None, {"phase": "running", "pid": 9, "started_at": 2.5}),
+        ({"pid": 9, "started": "2.5"}, None, {"error": KILLED, "started_at": 2.5}),
+        ({"pid": 9, "same_boot": False}, None, {"error": "the node was rebooted"}),
+        ({"pid": 9, "same_boot": False, "meta": {"runtime": "process"}}, None, {"error": KILLED}),
+        ({"pid": 9, "failed": "125 x", "error": "why"}, None, {"phase": "failed", "exit_code": 125, "error": "why"}),
+        ({"failed": "odd"}, None, {"phase": "failed", "exit_code": 1}),
+        ({"launcher": True, "files": ["ready"]}, None, {"phase": "ready"}),
+        ({"files": ["ready"]}, None, {"error": "the launcher died before it made a container"}),
+        ({"same_boot": False}, None, {"error": "the node was rebooted"}),
+        ({"new": True, "files": ["meta"], "attached_s": 3.0}, None, {"phase": "preparing", "attached_s": 3.0}),
+        ({}, {"state": "lost"}, {"started_at": 5.0, "error": CONMON_KILLED}),
+        ({"attached_s": 3.0}, {"state": "paused"}, {"phase": "running", "pid": 9, "started_at": 5.0,
+                                                    "attached_s": 3.0}),
+        ({}, {"state": "dead", "error": "boom"}, {"phase": "exited", "exit_code": 0, "started_at": 5.0,
+                                                  "finished_at": 7.0, "error": "boom"}),
+        ({"same_boot": False}, {"state": "configured"}, {"error": "the node was rebooted"}),
+        ({"same_boot": False, "meta": {}}, {"state": "configured"}, {"phase": "ready"}),
+        ({"failed": "3", "error": "why"}, {"state": "configured"}, {"phase": "failed", "exit_code": 3, "error": "why"}),
+        ({"same_boot": False}, {"exit_code": 255}, {"pid": 9, "started_at": 5.0, "finished_at": 7.0,
+                                                    "error": "the node was rebooted"}),
+        ({"same_boot": False, "meta": {}}, {"exit_code": 255}, {"phase": "exited", "exit_code": 255, "started_at": 5.0,
+                                                                "finished_at": 7.0}),
+    ],
+)  # fmt: skip
+def test_what_is_concluded_of_an_attempt_and_why(
+    fact: dict[str, Any], box: dict[str, Any] | None, found: dict[str, Any]
+) -> None:
+    """Of one that runs without an engine, where there is no box. What is not named is unknown."""
+    meta = {} if box is not None else {"meta": PROCESS}
+    (one,) = merge({NAME: FACT | meta | fact}, {} if box is None else {NAME: BOX | box}, "c")
+    base = {
+        "name": NAME, "phase": "lost", "exit_code": None, "oom_killed": False, "started_at": None, "finished_at": None,
+        "error": None, "cluster_id": "c", "pid": None, "ran_s": None, "attached_s": None,
+        "id": None if box is None else "c1",
+    }  # fmt: skip
+    assert {key: one[key] for key in base} == base | found
+
+
+@pytest.mark.parametrize("runtime", [None, "podman", "docker", "process"])
+def test_whether_an_engine_or_its_folder_says_all_of_an_attempt(runtime: str | None) -> None:
+    fact = FACT | {"meta": {"runtime": runtime}, "exit": "4 9.5"}
+    (one,) = merge({NAME: fact}, {NAME: BOX}, "c")
+    assert one["exit_code"] == (4 if runtime == "process" else 0)
+    assert [one["phase"] for one in merge({NAME: fact}, None, "c")] == (["exited"] if runtime == "process" else [])
+
+
+def test_podmans_containers_that_are_lost_and_names_it_leaves_out() -> None:
+    text = json.dumps([json.loads(podman())[0], json.loads(podman(Id="c2", Labels={}, Names=["two", "three"]))[0]])
+    assert {name: one["state"] for name, one in parse_podman(text, lost="c0 c2").items()} == {
+        NAME: "exited", "two": "lost"
+    }  # fmt: skip
+    bare = parse_podman(podman(StartedAt=None, ExitedAt=0, State=None, ExitCode=None))[NAME]
+    assert (bare["started_at"], bare["finished_at"], bare["state"], bare["exit_code"]) == (None, None, "none", None)

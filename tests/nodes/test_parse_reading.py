@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from gpusched.model.readings import ContainerReading, NodeReading
+from gpusched.model.readings import ContainerReading, KernelLog, NodeReading, XidMessage
+from gpusched.model.slices import SliceProfile
 from gpusched.nodes.parse_reading import find_answer, parse_reading, reading_of_sections, split_sections
 from tests.nodes.answers import ANSWER, SECTIONS
 
@@ -120,3 +121,50 @@ def test_the_last_answer_counts() -> None:
     found = split_sections(SECTIONS + SECTIONS.replace("b-2", "b-3"))
     assert found is not None
     assert found["boot_id"] == "b-3"
+
+
+def test_each_gpu_that_mig_may_be_turned_on_of_has_its_models_profiles() -> None:
+    sent = [{"name": "1g.5gb", "compute": 1, "memory_units": 1}, {"name": "7g.40gb", "compute": 7, "memory_units": 8}]
+    gpus = [
+        {"index": 0, "name": "A100", "mig_mode": True, "mig_profiles": sent},
+        {"index": 1, "name": "A100", "mig_mode": False},
+        {"index": 2, "name": "V100"},
+        {"index": 3, "name": "A100", "mig_mode": False, "error": "lost"},
+        {"index": 4, "name": "H100", "mig_mode": False},
+    ]
+    reading = reading_of({**ANSWER, "gpus": gpus})
+    one, seven = (
+        SliceProfile(name=p["name"], compute=p["compute"], memory_units=p["memory_units"], gpu_compute=7,
+                     gpu_memory_units=8) for p in sent
+    )  # type: ignore[arg-type]  # fmt: skip
+    assert [gpu.mig_profiles for gpu in reading.gpus] == [(one, seven), (one, seven), (), (), ()]
+    assert [gpu.mig_profiles for gpu in reading_of({**ANSWER, "gpus": gpus[1:3]}).gpus] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    "odd", [None, 7, {"gpus": 7}, {"source": "kernel"}, {"source": "k", "now_us": 1, "messages": 7}]
+)
+def test_what_sysfs_and_the_kernels_log_hold_fails_no_reading(odd: object) -> None:
+    reading = reading_of({**ANSWER, "wiring": odd, "kernel": odd})
+    assert (reading.kernel, reading.boot_id) == (None, "b-1")
+    assert reading.wiring is None or not reading.wiring.gpus
+
+
+def test_messages_of_the_kernel_and_events_of_nvml_are_read_of_an_answer() -> None:
+    kernel = {
+        "source": "kernel", "now_us": 99_000_000,
+        "messages": [[7_000_000, "NVRM: Xid (PCI:0000:3b:00): 31, pid=47, name=sh, Ch 8"], [8_000_000, "eth0: up"]],
+        "events": [[2_000_000, "NVRM: Xid (PCI:0000:3B:00): 31,"], [1_999_999, "NVRM: Xid (PCI:0000:3B:00): 31,"],
+                   [12_000_000, "NVRM: Xid (3b:00): 31,"], [12_000_001, "NVRM: Xid (3b:00): 31,"],
+                   [7_000_000, "NVRM: Xid (PCI:0000:3b:00): 32,"], [7_000_000, "NVRM: Xid (PCI:0000:3c:00): 31,"]],
+    }  # fmt: skip
+    found = reading_of({**ANSWER, "kernel": kernel}).kernel
+    xid = XidMessage(at_us=7_000_000, number=31, bus="0000:3b:00", pid=47, process="sh")
+    assert found == KernelLog(
+        source="kernel", now_us=99_000_000, messages=(
+            XidMessage(at_us=1_999_999, number=31, bus="0000:3b:00"), xid,
+            XidMessage(at_us=7_000_000, number=32, bus="0000:3b:00"),
+            XidMessage(at_us=7_000_000, number=31, bus="0000:3c:00"),
+            XidMessage(at_us=12_000_001, number=31, bus="0000:3b:00"),
+        ),
+    ), "what is within five seconds of the same message of the log is that one"  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -192,8 +194,11 @@ def test_of_what_all_users_may_put_into_the_inbox_only_commands_are_copied(
     (new / "0dir.submit").mkdir(parents=True)
     for file in (others, new / "0good.submit", new / "0mine.submit", new / "0dir.submit/0deep.submit"):
         file.write_text("secret")
-    (new / "0huge.submit").touch()
-    os.truncate(new / "0huge.submit", MAX_COMMAND_BYTES + 1)
+    for name, size in (("0huge.submit", MAX_COMMAND_BYTES + 1), ("0large.submit", MAX_COMMAND_BYTES)):
+        (new / name).touch()
+        os.truncate(new / name, size)
+    (new / "0cancel.cancel").write_text("secret")
+    os.link(others, new / "0linked.submit")
     real = backup._copy_content
 
     def copy_content(source: Path, copy: Path, status: os.stat_result) -> None:
@@ -208,7 +213,7 @@ def test_of_what_all_users_may_put_into_the_inbox_only_commands_are_copied(
         real(source, copy, status)
 
     monkeypatch.setattr(backup, "_copy_content", copy_content)
-    assert [path.name for path in (make() / "inbox/new").iterdir()] == ["0good.submit"]
+    assert sorted(path.name for path in (make() / "inbox/new").iterdir()) == ["0good.submit", "0large.submit"]
 
 
 def test_a_file_that_is_replaced_as_it_is_copied_is_in_the_backup(
@@ -320,6 +325,193 @@ def test_which_backups_are_kept(make: Callable[..., Path], tmp_path: Path) -> No
     assert names(tmp_path) == [made[4], made[5], made[-2], made[-1]]
 
 
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "free some space"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "free some space"),
+        (OSError(errno.EROFS, "Read-only file system"), "choose another folder"),
+    ],
+)
+def test_why_there_is_no_backup_and_what_helps(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, error: OSError, hint: str
+) -> None:
+    def copy(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(backup, "_copy_database", copy)
+    with pytest.raises(GpuschedError, match=error.strerror) as raised:
+        make()
+    assert hint in raised.value.hint
+
+
+def test_a_file_is_no_folder_for_backups_nor_is_a_path_without_end(
+    make: Callable[..., Path], store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "backups").touch()
+    with pytest.raises(GpuschedError, match="backups: Not a directory"):
+        make()
+    for to in (tmp_path / "backups/deeper", tmp_path / "/".join("d" * 3000)):
+        with pytest.raises(GpuschedError, match=r"no backup in .*: (Not a directory|File name too long)") as raised:
+            make_backup(tmp_path / "state", BackupSettings(to=str(to)), NOW)
+        assert "choose another folder" in raised.value.hint
+
+
+@pytest.mark.parametrize("change", ["nothing", "size", "time", "mode", "owner"])
+def test_only_a_file_that_is_the_same_in_all_is_kept_once(
+    make: Callable[..., Path], tmp_path: Path, change: str
+) -> None:
+    file = tmp_path / "state/policies/p.yaml"
+    file.parent.mkdir()
+    file.write_text("order: sjf")
+    os.utime(file, (NOW, NOW))
+    first = make()
+    match change:
+        case "size":
+            file.write_text("order: sjff")
+            os.utime(file, (NOW, NOW))
+        case "time":
+            os.utime(file, (NOW, NOW + 1))
+        case "mode":
+            file.chmod(0o600)
+        case "owner" if os.geteuid() == 0:
+            os.chown(file, 64007, -1)
+    kept, status = (make(HOUR) / "policies/p.yaml").lstat(), file.lstat()
+    same = change == "nothing" or (change == "owner" and os.geteuid() != 0)
+    assert os.path.samestat(kept, (first / "policies/p.yaml").lstat()) is same
+    assert (kept.st_size, kept.st_mtime, kept.st_mode, kept.st_uid) == (
+        status.st_size, status.st_mtime, status.st_mode, status.st_uid
+    )  # fmt: skip
+
+
+def test_what_an_interrupted_backup_left_goes_and_nothing_else_does(make: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tmp_path / "backups"
+    for name in (".20270115T080000Z.part", ".mine.part", "20270115T08000Z", "20270115T080000Zx"):
+        (folder / name).mkdir(parents=True)
+    made = make(HOUR)
+    found = [".lock", ".mine.part", "20270115T08000Z", "20270115T080000Zx", made.name]
+    assert sorted(os.listdir(folder)) == sorted(found)
+    assert names(tmp_path) == [made.name]
+    assert find_backup(folder).path == find_backup(made).path == made
+
+
+def test_what_cannot_be_removed_fails_no_backup(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = tmp_path / "backups/logs"
+    (copies / "old").mkdir(parents=True)
+    (tmp_path / "state/logs").mkdir()
+    make(keep_days=999)
+    os.utime(copies / "old", (NOW, NOW - 99 * DAY))
+    (tmp_path / "backups/.20270115T080001Z.part").mkdir()
+
+    def stays(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "rmdir", stays)
+    made = make(9 * DAY, keep=1, keep_days=0)
+    assert (check_backup(made), names(tmp_path)) == ("", [made.name])
+    assert (copies / "old").exists()
+
+
+def test_what_is_wrong_with_a_backup_is_said(make: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(GpuschedError, match=r"no usable backup in .*nowhere \(there are none\)"):
+        find_backup(tmp_path / "nowhere")
+    made = make()
+    manifest = (made / backup.MANIFEST).read_text()
+    for old, new, said in (
+        ('"events":4000', '"events":4001', "table events has 4000 rows of 4001"),
+        ('"events":4000', '"left":7', "table left has 0 rows of 7"),
+        (f'"schema":{SCHEMA_VERSION}', f'"schema":{SCHEMA_VERSION - 1}',
+         f"{DATABASE} has schema {SCHEMA_VERSION} instead of {SCHEMA_VERSION - 1}"),
+        (f'"schema":{SCHEMA_VERSION}', f'"schema":{SCHEMA_VERSION + 1}', "it is of a newer gpusched ("),
+    ):  # fmt: skip
+        assert old in manifest
+        (made / backup.MANIFEST).write_text(manifest.replace(old, new))
+        assert check_backup(made).startswith(said)
+    with pytest.raises(GpuschedError, match=rf"no usable backup in .* \({made.name}: it is of a newer"):
+        find_backup(made.parent)
+
+
+def test_of_output_folders_of_jobs_are_copied_once(make: Callable[..., Path], tmp_path: Path) -> None:
+    logs, copies = tmp_path / "state/logs", tmp_path / "backups/logs"
+    for name in ("j/1.0.log", ".collecting/k.log", "j/deep/2.log"):
+        (logs / name).parent.mkdir(parents=True, exist_ok=True)
+        (logs / name).write_text("old")
+    (logs / "l").symlink_to(logs / "j")
+    (logs / "note").touch()
+    make()
+    found = sorted(str(path.relative_to(copies)) for path in copies.rglob("*"))
+    assert found == ["j", "j/1.0.log", "j/deep", "j/deep/2.log"]
+    (copies / "j/1.0.log").write_text("as it was copied")
+    (logs / "j/3.log").touch()
+    make(HOUR)
+    assert (copies / "j/3.log").exists()
+    assert (copies / "j/1.0.log").read_text() == "as it was copied", "output does not change"
+    (copies / "j/3.log").unlink()
+    os.utime(copies / "j", ns=(0, (logs / "j").stat().st_mtime_ns))
+    make(2 * HOUR)
+    assert not (copies / "j/3.log").exists(), "its folder has not changed since"
+
+
+def test_output_is_kept_as_long_as_the_job_or_as_daily_backups(make: Callable[..., Path], tmp_path: Path) -> None:
+    logs, copies = tmp_path / "state/logs", tmp_path / "backups/logs"
+    for name, ago in (("late", 3 * DAY - 1), ("border", 3 * DAY), ("gone", 3 * DAY + 1), ("there", 99 * DAY)):
+        (logs / name).mkdir(parents=True)
+        (logs / name / "1.0.log").write_text(name)
+        os.utime(logs / name, (NOW, NOW + HOUR - ago))
+    make(keep_days=100)
+    assert len(os.listdir(copies)) == 4
+    for name in ("late", "border", "gone"):
+        shutil.rmtree(logs / name)
+    make(HOUR, keep_days=3)
+    assert sorted(os.listdir(copies)) == ["border", "late", "there"]
+
+
+def test_one_backup_at_a_time_and_none_in_anothers_place(make: Callable[..., Path], tmp_path: Path) -> None:
+    made = make()
+    with pytest.raises(GpuschedError, match="exists"):
+        make()
+    assert check_backup(made) == ""
+    lock = tmp_path / "backups/.lock"
+    with lock.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(GpuschedError, match=r"another backup to .* is being made"):
+            make(HOUR)
+    after = make(HOUR)
+    assert names(tmp_path) == [made.name, after.name]
+    lock.unlink()
+    lock.symlink_to(tmp_path / "planted")
+    with pytest.raises(GpuschedError, match="no backup in"):
+        make(2 * HOUR)
+    assert not (tmp_path / "planted").exists()
+
+
+def test_all_of_a_backup_is_on_the_disk_before_it_is_called_one(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state/policies/p").mkdir(parents=True)
+    (tmp_path / "state/policies/p/w.safetensors").touch()
+    synced, unsynced = set[int](), list[str]()
+    fsync, rename = os.fsync, Path.rename
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def renamed(part: Path, name: Path) -> Path:
+        unsynced.extend(str(path) for path in (part, *part.rglob("*")) if path.stat().st_ino not in synced)
+        synced.clear()
+        return rename(part, name)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Path, "rename", renamed)
+    made = make()
+    assert (made / "policies/p/w.safetensors").exists()
+    assert unsynced == []
+    assert made.parent.stat().st_ino in synced, "its name, too"
+
+
 def test_backups_are_ordered_by_events_not_by_a_clock_that_was_ahead(
     make: Callable[..., Path], store: Store, tmp_path: Path
 ) -> None:
@@ -330,7 +522,7 @@ def test_backups_are_ordered_by_events_not_by_a_clock_that_was_ahead(
     assert names(tmp_path) == [ahead.name, made.name]
 
 
-@pytest.mark.parametrize("harm", ["truncate", "overwrite", "lose rows", "no manifest", "newer"])
+@pytest.mark.parametrize("harm", ["truncate", "overwrite", "lose rows", "no manifest", "half a manifest", "newer"])
 def test_a_damaged_backup_is_noticed_and_the_one_before_it_found(
     make: Callable[..., Path], tmp_path: Path, harm: str
 ) -> None:
@@ -350,6 +542,8 @@ def test_a_damaged_backup_is_noticed_and_the_one_before_it_found(
             db.close()
         case "no manifest":
             (second / backup.MANIFEST).unlink()
+        case "half a manifest":
+            os.truncate(second / backup.MANIFEST, 20)
         case "newer":
             text = (second / backup.MANIFEST).read_text().replace('"schema":', '"schema":9')
             (second / backup.MANIFEST).write_text(text)
@@ -365,7 +559,7 @@ def test_a_damaged_database_makes_no_backup(make: Callable[..., Path], store: St
     with (tmp_path / "state" / DATABASE).open("r+b") as raw:
         raw.seek(4096 * 30)
         raw.write(b"\xff" * 4096)
-    with pytest.raises(GpuschedError):
+    with pytest.raises(GpuschedError, match=r"malformed|not sound: ."):
         make(HOUR)
     assert sorted(os.listdir(tmp_path / "backups")) == [".lock", made.name]
 

@@ -105,6 +105,113 @@ def test_no_state_folder_is_one_line(tmp_path: Path) -> None:
     assert list(Inbox(tmp_path / "nowhere").waiting()) == []
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), "you have no write access to {}"),
+        (OSError(errno.ENOSPC, "No space left on device"), "{} cannot be written: No space left on device"),
+    ],
+)
+def test_what_cannot_be_queued_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
+) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.create()
+
+    def link(*_: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(GpuschedError) as raised:
+        inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
+    assert raised.value.line().startswith(said.format(tmp_path / "inbox"))
+    assert list(inbox.tmp.iterdir()) == []
+
+
+def test_an_inbox_is_shared_no_longer_where_the_inventory_says_so(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.create(shared=True)
+    for _ in range(2):
+        inbox.make_private()
+        assert [folder.stat().st_mode & 0o7777 for folder in (inbox.new, inbox.tmp)] == [0o700, 0o700]
+    inbox.new.chmod(0o750)
+    inbox.make_private()
+    assert inbox.new.stat().st_mode & 0o7777 == 0o750, "its group's rights stay"
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_command_is_on_the_disk_though_its_folder_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    """In a shared inbox its own file is synced instead, unless the controller has taken it."""
+    inbox, synced = Inbox(tmp_path), list[str]()
+    inbox.create()
+    real, fsync = os.open, os.fsync
+
+    def shut(path: Path, flags: int, *more: int) -> int:
+        if path == inbox.new:
+            if taken:
+                next(inbox.new.iterdir()).unlink()
+            raise PermissionError
+        return real(path, flags, *more)
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.path.dirname(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "open", shut)
+    monkeypatch.setattr(os, "fsync", noted)
+    inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
+    assert synced == [str(inbox.tmp), str(inbox.new)][: 1 if taken else 2]
+
+
+def test_a_command_that_cannot_be_removed_is_not_read_again_at_once(tmp_path: Path) -> None:
+    """Applied again it would be refused; and what is discarded may be a folder."""
+    inbox = Inbox(tmp_path)
+    inbox.create()
+    (inbox.new / "applied").mkdir()
+    assert [item.file_name for item in inbox.waiting()] == ["applied"]
+    inbox.remove("applied")
+    assert list(inbox.waiting()) == []
+    (inbox.new / "folder").mkdir()
+    (inbox.new / "file").touch()
+    inbox.discard(["folder", "never was", "file"])
+    assert [path.name for path in inbox.new.iterdir()] == ["applied"]
+    assert [path.name for path in inbox.refused.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize(
+    ("address", "origin"),
+    [
+        ("192.0.2.7 50123 192.0.2.1 22", "ssh 192.0.2.7"),
+        ("fe80::1%eth0 1 fe80::2 22", "ssh fe80::1%eth0"),
+        ("::", "ssh ::"),
+        ("1" * 45, "ssh " + "1" * 45),
+        ("1" * 46, "no terminal"),
+        (":", "no terminal"),
+        ("evil\x1b[2J 1 2 3", "no terminal"),
+        ("", "no terminal"),
+    ],
+)
+def test_a_command_says_where_it_is_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, origin: str
+) -> None:
+    inbox = Inbox(tmp_path)
+    inbox.create()
+    monkeypatch.setenv("SSH_CONNECTION", address)
+    monkeypatch.setattr(os, "isatty", lambda _: False)
+    inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
+    (item,) = inbox.waiting()
+    assert isinstance(item, ReceivedCommand)
+    assert item.command.origin == origin
+    monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor == 2)
+    inbox.remove(item.file_name)
+    inbox.deliver(Cancel(time=NOW, job_ids=("x",)))
+    (item,) = inbox.waiting()
+    assert isinstance(item, ReceivedCommand)
+    assert item.command.origin == origin.replace("no terminal", "terminal")
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
 def test_others_can_only_drop_commands_in_a_shared_inbox(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)

@@ -136,7 +136,8 @@ def test_an_earlier_term_commits_nothing(tmp_path: Path) -> None:
     old.set_meta("key", "before")
     new = Store.create_or_open(tmp_path, term=6)
     event = Event(time=1.0, kind="controller_started", data={})
-    with pytest.raises(Superseded, match="term 6"), old.transaction():
+    who = rf"{os.uname().nodename}, pid {os.getpid()} took over \(term 6\)"
+    with pytest.raises(Superseded, match=who), old.transaction():
         old.set_meta("key", "in a transaction")
     with pytest.raises(Superseded):
         old.set_meta("key", "alone")

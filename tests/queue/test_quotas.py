@@ -132,6 +132,24 @@ def test_the_store_sums_what_was_used_in_seven_days(store: Store) -> None:
     assert recent_quota_usage(store, Quotas(each=Limits(gpus=1)), NOW) == [], "nobody asks where no limit does"
 
 
+def test_a_replay_begins_with_the_attempts_of_the_week_before_it(store: Store) -> None:
+    """And of an hour more: in sums of whole hours they still count."""
+    since = NOW - WEEK_S - HOUR
+    entered(
+        store,
+        (run("long", "ann", since - 9, gpus=2, group="a", qos="high"), since + 1),
+        (run("over", "ann", since - 9), since),
+        (run("open", "bob", NOW - 5, gpus=3), None),
+        (run("past", "bob", NOW - 4), NOW + 50),
+        (run("later", "bob", NOW), None),
+    )
+    assert sorted(store.runs_of_week(NOW)) == [
+        ("ann", "a", "high", 2, since - 9, since + 1),
+        ("bob", "", "", 1, NOW - 4, NOW),
+        ("bob", "", "", 3, NOW - 5, NOW),
+    ]
+
+
 def test_sums_that_are_kept_for_an_hour_miss_nothing(store: Store) -> None:
     now = NOW + HOUR / 2
 
@@ -145,6 +163,29 @@ def test_sums_that_are_kept_for_an_hour_miss_nothing(store: Store) -> None:
     with store.transaction():
         store.close_run("open", 1, now - 5 * HOUR, JobState.NODE_FAIL)
     assert total() == pytest.approx(6), "that it had ended long ago was known late"
+
+
+def test_what_ended_before_the_hour_is_summed_once_in_it_and_what_is_recent_to_the_second(store: Store) -> None:
+    since = NOW - WEEK_S
+    entered(
+        store,
+        (run("over", "ann", since - 5 * HOUR, gpus=2), since + 2 * HOUR),
+        (run("open", "bob", since - 5 * HOUR), None),
+        (run("late", "cal", since - 5 * HOUR), NOW + 600),
+    )
+    asked = list[str]()
+    store._db.set_trace_callback(asked.append)
+
+    def used(now: float) -> dict[str, float]:
+        return {one.user: one.gpu_s for one in store.gpu_seconds_of_week(now)}
+
+    within = {"ann": 4 * HOUR, "bob": WEEK_S, "cal": WEEK_S - 1199}
+    assert used(NOW + 1799) == within, "of what ended before, up to an hour more"
+    all_sums = len(asked)
+    assert used(NOW + 1799) == within
+    assert all_sums < len(asked) < 2 * all_sums
+    assert used(NOW + HOUR) == {"ann": 2 * HOUR, "bob": WEEK_S, "cal": WEEK_S - 3000}
+    assert used(NOW + 1799) == within, "the clock was set back"
 
 
 @pytest.mark.parametrize("half_lives", [1, 8, 12, 20])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from gpusched.model.arrays import restricted_row
+from gpusched.model.interference import JobClassEstimate
 from gpusched.model.jobs import (
     Allocation,
     Dependency,
@@ -20,13 +24,18 @@ from gpusched.model.jobs import (
     Resizes,
 )
 from gpusched.model.policy import PolicySpec
+from gpusched.model.progress import JobProgress
 from gpusched.model.readings import Gpu, GpuProcess, NodeReading, NodeState
+from gpusched.model.reservations import Reservation
 from gpusched.model.resources import SharingSettings
 from gpusched.model.slices import Cut, MigSlice, SliceProfile
+from gpusched.model.slurm import SlurmFacts
 from gpusched.model.snapshot import NodeView, PendingView
 from gpusched.queue import array_limit
-from gpusched.queue.snapshots import build_snapshot, uncleaned_gpus
-from gpusched.queue.store import CutState, NodeRecord, RankRecord
+from gpusched.queue.array_limit import ArrayTaskLimit
+from gpusched.queue.dependencies import Dependencies
+from gpusched.queue.snapshots import build_snapshot, snapshot_of_store, uncleaned_gpus
+from gpusched.queue.store import CutState, NodeRecord, RankRecord, RunRecord, Store
 from tests import builders
 from tests.builders import spec
 from tests.controller.applying import NOW
@@ -119,6 +128,92 @@ def test_the_reason_is_of_the_worst_dependency_and_the_first_of_equal_ones() -> 
     assert views["1"].dependency_message == "afterok: waits for job a (RUNNING)"
     assert views["2"].dependency_message == "afterok:d: job d ended FAILED"
     assert sorted(asked) == ["a", "b", "c", "d"], "each is asked for once"
+
+
+@pytest.mark.parametrize("kind", ["afterok", "afternotok", "afterany", "after", "aftercorr"])
+def test_only_by_aftercorr_a_task_waits_for_one_task_alone(kind: str) -> None:
+    ended = _S.FAILED if kind == "afternotok" else _S.COMPLETED
+    others = tuple(job(f"x_{i}", state, array_id="x", start_time=None if i else NOW)
+                   for i, state in enumerate((ended, _S.STARTING)))  # fmt: skip
+    waits = spec(dependencies=(Dependency(DependencyKind(kind), "x"),))
+    tasks = [job(f"w_{i}", array_id="w", array_index=i, spec=waits) for i in (0, 1)]
+    views = seen(*tasks, others=others)
+    assert [views[one.id].dependency for one in tasks] == ["" if kind == "aftercorr" else "waiting", "waiting"]
+    assert views["w_0"].dependency_message == ("" if kind == "aftercorr" else f"{kind}: waits for job x_1 (STARTING)")
+
+
+def test_of_one_name_the_earliest_job_of_a_user_runs_alone() -> None:
+    alone = spec(name="n", dependencies=(Dependency(DependencyKind.SINGLETON, ""),))
+    waits = [job(f"w{n}", spec=alone, submit_time=NOW + n) for n in (3, 1, 2, 0)]
+    waits.append(job("a_4", array_id="a", spec=alone, submit_time=NOW + 4))
+    waits.append(job("a_5", array_id="a", spec=alone, submit_time=NOW + 4))
+    others = [job("o", user="other", spec=spec(name="n")), job("m", spec=spec(name="m")), job("n")]
+
+    def verdicts(*active: JobRecord) -> list[tuple[str, str]]:
+        views = seen(*waits, *others, *active)
+        return [(views[f"w{n}"].dependency, views[f"w{n}"].dependency_message) for n in range(4)]
+
+    first = "singleton: waits for job w0 (PENDING)"
+    assert verdicts() == [
+        ("", ""), ("waiting", first), ("waiting", f"{first} and 1 more"), ("waiting", f"{first} and 2 more")
+    ]  # fmt: skip
+    on_r = "singleton: waits for job r (RUNNING)"
+    runs = job("r", _S.RUNNING, spec=spec(name="n"), submit_time=NOW + 9)
+    assert [message for _, message in verdicts(runs)] == [on_r, *(f"{on_r} and {n} more" for n in (1, 2, 3))]
+    last = seen(*waits)
+    assert last["a_4"].dependency_message == last["a_5"].dependency_message == f"{first} and 3 more"
+    ours = msgspec.structs.replace(runs, id="a_3", array_id="a", submit_time=NOW + 4)
+    alone_now = seen(*waits[4:], ours)
+    assert [alone_now[name].dependency for name in ("a_4", "a_5")] == ["", ""], "tasks of an array run together"
+
+
+def test_each_task_waits_for_its_own_partner_whether_asked_for_one_by_one_or_at_once() -> None:
+    ends = {0: _S.COMPLETED, 1: _S.FAILED, 2: _S.RUNNING, 3: _S.COMPLETED, 7: _S.CANCELLED}
+    others = [job(f"x_{i}", state, array_id="x", array_index=i) for i, state in ends.items()]
+    others.append(restricted_row(job("x", array_id="x"), ((4, 5),)))
+
+    def lookup(name: str) -> list[JobRecord]:
+        return [one for one in others if name in (one.id, one.array_id)]
+
+    def completed(array_id: str, indices: Sequence[int]) -> dict[int, bool]:
+        assert array_id == "x"
+        return {i: ends[i] is _S.COMPLETED for i in indices if i in ends and ends[i] is not _S.RUNNING}
+
+    corr = (Dependency(DependencyKind.AFTERCORR, "x"),)
+    row = restricted_row(job("w", array_id="w", spec=spec(dependencies=corr)), ((0, 7),))
+    waits = {i: ("waiting", f"aftercorr: waits for job x_{i}") for i in (2, 4, 5)}
+    failed, cancelled = (f"aftercorr:x_{index}: it did not complete" for index in (1, 7))
+    missing = "aftercorr:x_6: no such job"
+    for asked in (Dependencies(lookup, []), Dependencies(lookup, [], completed)):
+        assert dict(asked.of_tasks(row, None)) == {
+            0: ("", ""), 1: ("never", failed), 3: ("", ""), 6: ("never", missing), 7: ("never", cancelled),
+            **waits,
+        }  # fmt: skip
+        assert asked.of_tasks(row, 1) == [(0, ("", ""))]
+        assert asked.of_tasks(row, 2) == asked.of_tasks(row, 9) == [(0, ("", "")), (3, ("", ""))]
+        assert asked.of_tasks(restricted_row(row, ((1, 2), (6, 6))), 9) == [(2, waits[2])], "one that has the reason"
+        assert asked.of_tasks(restricted_row(row, ((1, 1), (6, 6))), 9) == [(6, ("never", missing))]
+
+
+def test_a_job_that_names_nodes_in_slurm_awaits_the_end_of_their_reservations() -> None:
+    held = [
+        Reservation(name=name, nodes=(node,), begin=NOW + begin, end=NOW + end)
+        for name, node, begin, end in (("a", "n0", 500, 900), ("b", "n1", 1000, 2000), ("c", "n2", -5, 9000))
+    ]
+    names = SlurmFacts(nodelist=("n0", "n1"))
+
+    def when(held: Sequence[Reservation] = held, facts: SlurmFacts | None = names, **changes: Any) -> Any:
+        view: PendingView = seen(job("w", slurm=facts, **changes), reservations=held)["w"]
+        return view.eligible_time and view.eligible_time - NOW, view.awaits
+
+    at, awaits = when()
+    assert at == 2000, "its limit of ten minutes does not fit before, nor between"
+    assert awaits.startswith("n0, which it names, is reserved")
+    assert when(eligible_time=NOW + 1999)[0] == 2000
+    assert when(eligible_time=NOW + 2001)[0] == 2001
+    assert when(spec=spec(time_limit_s=500)) == (None, "")
+    assert when(facts=None, eligible_time=NOW + 7) == when(held=(), eligible_time=NOW + 7) == (7, "")
+    assert when(facts=SlurmFacts()) == when(spec=spec(nodelist=("n0",))) == (None, "")
 
 
 def test_gpus_of_earlier_attempts_stay_taken_until_they_are_known_to_be_gone() -> None:
@@ -246,6 +341,28 @@ def test_running_jobs_release_at_their_limit_or_kill_time() -> None:
     assert views.keys() & {"d", "e"} == set()
 
 
+def test_a_jobs_end_is_by_the_progress_of_its_present_attempt_and_its_speed_by_all() -> None:
+    """Ten steps in a hundred seconds on one GPU, of a hundred; before that twice as fast on two."""
+
+    def said(attempt: int, gpus: int, seconds: float) -> JobProgress:
+        return JobProgress(
+            job_id="j", attempt=attempt, gpus=gpus, step=10.0, of=100.0, at=NOW, first_step=0.0, first_at=NOW - seconds,
+            since_step=0.0, since=NOW - seconds,
+        )  # fmt: skip
+
+    runs = job("j", _S.RUNNING, attempt=2, start_time=NOW - 100, allocation=on("j", "n0"))
+    both = (said(1, 2, 50), said(2, 1, 100))
+    view = seen(runs, progress={"j": both})["j"]
+    assert (view.own_end, view.left, view.speeds) == (NOW + 900, 90.0, {1: 0.1, 2: 0.2})
+    for attempts in ((), both[:1], (both[1], msgspec.structs.replace(both[0], attempt=3))):
+        view = seen(runs, progress={"j": attempts})["j"]
+        assert (view.own_end, view.left) == (None, 90.0 if attempts else None)
+    third = msgspec.structs.replace(runs, attempt=3)
+    assert seen(third, progress={"j": (both[0], said(2, 1, 50), said(3, 1, 100))})["j"].own_end == NOW + 900
+    waits = seen(job("j"), progress={"j": both})["j"]
+    assert (waits.left, waits.speeds) == (90.0, {1: 0.1, 2: 0.2})
+
+
 def test_an_arrays_room_is_what_its_limit_leaves() -> None:
     tasks = [job(f"x_{i}", _S.RUNNING, array_id="x", allocation=on(f"x_{i}", "n0")) for i in range(2)]
     waits = [job("x_9", array_id="x"), job("y_0", array_id="y"), job("z_0", array_id="z"), job("plain")]
@@ -254,6 +371,67 @@ def test_an_arrays_room_is_what_its_limit_leaves() -> None:
     assert [views[w.id].array_room for w in waits] == [1, 3, None, None]
     assert [views[w.id].estimate_s for w in waits] == [None, None, None, 7.0]
     assert seen(*tasks, *waits, array_limits={"x": 1})["x_9"].array_room == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "at_once"),
+    [
+        ({}, 11),  # 12 GPUs, 48 cores and 192 GiB, of which one job has a GPU, 15 cores and 32 GiB
+        ({"gpus_per_node": 3}, 3),
+        ({"nodes": 2}, 5),
+        ({"gpus_per_node": 0, "cores_per_node": 11}, 3),
+        ({"gpus_per_node": 0, "cores_per_node": 12}, 2),
+        ({"memory_mib_per_node": 80 << 10}, 2),
+        ({"memory_mib_per_node": (80 << 10) + 1}, 1),
+        ({"cores_per_node": 34}, 0),
+        ({"share": "pairs"}, 33),
+        ({"partition": "left"}, 0),
+        ({"elastic": Elastic(sizes=(2, 4), base_gpus=4, base_cores=40, base_memory_mib=1)}, 5),
+    ],
+)
+def test_of_an_arrays_tasks_as_many_are_considered_as_could_start_and_twenty_more(
+    asked: dict[str, Any], at_once: int
+) -> None:
+    part = NodeAllocation(rank=0, node="n0", gpus=(1,), cores=15, memory_mib=32 << 10)
+    runs = job("r", _S.RUNNING, allocation=Allocation("r", (part,)))
+    row = job("a", array_id="a", spec=spec(**asked))
+
+    def considered(row: JobRecord, limit: int | None = None, running: int = 0) -> int:
+        limits = {} if limit is None else {"a": limit}
+        room = ArrayTaskLimit(inventory(), {"p": PolicySpec(name="easy")}, [runs], limits, {"a": running})
+        return room.for_tasks(row, NOW)
+
+    assert considered(row) == at_once + 20
+    assert considered(msgspec.structs.replace(row, eligible_time=NOW)) == at_once + 20
+    assert considered(msgspec.structs.replace(row, eligible_time=NOW + 1)) == 1
+    assert considered(msgspec.structs.replace(row, held_by="user")) == 1
+    assert considered(row, limit=9, running=4) == 6, "as many as its limit leaves, and one more"
+    assert considered(row, limit=9, running=12) == 1
+    assert considered(row, limit=99) == min(at_once + 20, 100)
+
+
+@pytest.mark.parametrize(
+    ("policy", "at_once"),
+    [
+        (PolicySpec(name="easy"), 8),
+        (PolicySpec(name="elastic", sizes="greedy-gain"), 12),
+        (PolicySpec(name="gist", agent="gist", fallback=PolicySpec(name="easy")), 12),
+        (PolicySpec(name="easy", fallback=PolicySpec(name="elastic", sizes="greedy-gain")), 12),
+    ],
+)
+def test_gpus_that_a_policy_may_take_back_count_as_free_for_tasks(policy: PolicySpec, at_once: int) -> None:
+    runs = [job("r", _S.RUNNING, allocation=on("r", "n0", gpus=(0, 1, 2, 3))), job("s", _S.STARTING)]
+    left = job("l", _S.RUNNING, allocation=on("l", "gone"))
+    limit = ArrayTaskLimit(inventory(), {"p": policy}, [*runs, left], {}, {})
+    assert limit.for_tasks(job("a", array_id="a"), NOW) == at_once + 20
+
+
+def test_slices_count_by_their_part_of_a_gpu_for_tasks() -> None:
+    whole, slices = (spec(profile=profile) for profile in ("", "3g.20gb"))
+    runs = [job(f"r{i}", _S.RUNNING, spec=slices, allocation=on(f"r{i}", "n0")) for i in range(4)]
+    limit = ArrayTaskLimit(inventory(), {"p": PolicySpec(name="easy")}, runs, {}, {})
+    assert limit.for_tasks(job("a", array_id="a", spec=whole), NOW) == 10 + 20
+    assert limit.for_tasks(job("a", array_id="a", spec=slices), NOW) == 20 + 20
 
 
 @pytest.mark.parametrize(
@@ -272,6 +450,25 @@ def test_a_simulated_task_stands_for_its_followers_but_the_last_are_simulated_ea
     whole = job("a", array_id="a", attempt=0, spec=spec(gpus_per_node=GPUS))
     limit = array_limit.ArrayTaskLimit(inventory(), {}, (), {}, {})
     assert limit.ahead(restricted_row(whole, ((0, tasks - 1),))) == simulated
+
+
+def test_at_least_as_many_parts_are_simulated_as_can_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = job("a", array_id="a", attempt=0, spec=spec(gpus_per_node=GPUS))
+    for most, parts in ((7, 6), (2, 3)):
+        monkeypatch.setattr(array_limit, "MAX_SIMULATED_PARTS", most)
+        found = ArrayTaskLimit(inventory(), {}, (), {}, {}).ahead(restricted_row(row, ((0, 17),)))
+        assert [behind for _, behind in found] == [12 // parts - 1] * parts + [0] * 6
+
+
+@pytest.mark.parametrize(("asked", "at_once"), [({}, 1), ({"gpus_per_node": 5, "nodes": 3}, None), ({"nodes": 3}, 2)])
+def test_of_an_array_of_which_one_runs_at_once_or_none_fits_one_is_simulated_after_the_other(
+    asked: dict[str, Any], at_once: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(array_limit, "MAX_SIMULATED_PARTS", 3)
+    row = restricted_row(job("a", array_id="a", attempt=0, spec=spec(**{"gpus_per_node": GPUS} | asked)), ((5, 12),))
+    limits = {} if at_once is None else {"a": at_once}
+    simulated = [(5, 1), (7, 1), (9, 1), (11, 0), (12, 0)]
+    assert ArrayTaskLimit(inventory(), {}, (), limits, {}).ahead(row) == simulated
 
 
 @pytest.mark.parametrize(
@@ -314,6 +511,33 @@ def test_a_requeued_resizable_job_starts_at_its_base_size_without_a_sizing_rule(
     assert seen(waits, policies={"p": PolicySpec(name="elastic", sizes="greedy-gain")})["w"].spec == last
     wide = job("w", spec=spec(gpus_per_node=4, elastic=msgspec.structs.replace(sizes, sizes=(4, 8), base_gpus=8)))
     assert seen(wide, policies={"p": PolicySpec(name="easy")})["w"].spec.nodes == 2, "four on each node"
+
+
+@pytest.mark.parametrize(
+    ("policy", "finished", "believed"),
+    [
+        (PolicySpec(name="easy"), False, False),
+        (PolicySpec(name="r", agent="rltune", fallback=PolicySpec(name="easy")), True, False),
+        (PolicySpec(name="c", place="contention"), False, True),
+        (PolicySpec(name="r", agent="rltune", fallback=PolicySpec(name="c", place="contention")), True, True),
+    ],
+)
+def test_of_ended_jobs_and_classes_a_snapshot_has_what_its_policies_use(
+    tmp_path: Path, policy: PolicySpec, finished: bool, believed: bool
+) -> None:
+    ended = job("e", _S.COMPLETED, start_time=NOW - 50, end_time=NOW - 9, spec=spec(nodes=2, gpus_per_node=3))
+    with closing(Store.create_or_open(tmp_path)) as store:
+        store.put_jobs([ended])
+        run = RunRecord(job_id="e", attempt=1, user="u", partition="p", flavor=None, share=0.1, gpus=6,
+                        start_time=NOW - 50, end_time=None, outcome=None, nodes={"n0": 3, "n1": 3})  # fmt: skip
+        store.open_run(run)
+        store.close_run("e", 1, NOW - 9, _S.COMPLETED)
+        store.put_beliefs([JobClassEstimate(kind="k")])
+        snapshot = snapshot_of_store(store, inventory(), {"p": policy}, NOW)
+    assert [(one.gpus, one.nodes, one.cores, one.memory_mib, one.ran_s) for one in snapshot.finished] == (
+        [(6, 2, 2, 2048, 41.0)] if finished else []
+    )
+    assert snapshot.beliefs == ({"k": JobClassEstimate(kind="k")} if believed else {})
 
 
 def test_earlier_run_time_of_a_resized_job_is_subtracted_from_its_limit() -> None:
