@@ -65,7 +65,7 @@ class ArrayTaskLimit:
             return 1
         limit = _max_concurrent(row.spec, self._free) + SPARE_TASKS
         room = self.of_array(row)
-        return limit if room is None else max(1, min(limit, room + 1))
+        return limit if room is None else min(limit, room + 1)
 
     def ahead(self, row: JobRecord) -> list[tuple[int, int]]:
         """Return (index, further tasks it stands for) of the tasks that a forecast simulates, ascending.
