@@ -316,3 +316,11 @@ def test_the_last_node_of_a_partition_is_not_taken_by_one_user() -> None:
     assert site.records["n0"].drain_reason is None, "no other user's, and none has run elsewhere"
     site.launch("n2", failed("a", image="a"), works=True)
     assert "4 launches of 4 jobs failed here; why" in str(site.records["n0"].drain_reason)
+
+
+def test_failures_are_judged_on_every_node_they_are_known_of() -> None:
+    site = Site()
+    after = {"n1": tuple(failed(name, user) for name, user in (("a", "ann"), ("b", "bob"), ("c", "eve")))}
+    changed, events = judge_nodes(site.inventory, site.records, after, 0.0, "why")
+    assert list(changed) == ["n1"], "the node before it has none"
+    assert [event.node for event in events] == ["n1"]

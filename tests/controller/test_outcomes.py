@@ -82,3 +82,17 @@ def test_a_rejected_launch_is_reported_to_the_launcher_but_not_a_lost_one(ended:
     ended.record("launch", "no such image")
     assert ended.launch_errors == {("j", 1, 0): "no such image"}
     assert ended.record("launch").launched_at == ended.at
+
+
+def test_output_that_could_not_be_collected_is_tried_again_after_a_pause_that_doubles() -> None:
+    retries, key = CollectionRetries(), ("j", 1, 0)
+    assert retries.is_due(key, 0.0)
+    for failures, pause in enumerate((2.0, 4.0, 8.0), 1):
+        assert retries.failed(key, 1000.0) == failures
+        assert [retries.is_due(key, 1000.0 + s) for s in (0.0, pause - 0.1, pause)] == [False, False, True]
+        assert retries.is_due(key, 999.9), "a clock that was set back delays nothing"
+    for _ in range(20):
+        retries.failed(key, 1000.0)
+    assert [retries.is_due(key, 1000.0 + s) for s in (599.9, 600.0)] == [False, True]
+    retries.forget(key)
+    assert retries.is_due(key, 1000.0)

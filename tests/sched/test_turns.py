@@ -14,7 +14,7 @@ from gpusched.sched.turns import agents_to_ask, in_turn, partition_snapshot
 from tests.sched.contention import beliefs
 from tests.sched.limited import with_bounds
 from tests.sched.rltune_decisions import RLTUNE, WILD
-from tests.sched.worlds import node, pending, snapshot, started, topology
+from tests.sched.worlds import NOW, node, pending, running, snapshot, started, topology
 
 AGENT = replace(RLTUNE, place="contention")
 MODELS = dict.fromkeys("pqrs", WILD[0])
@@ -67,3 +67,15 @@ def test_starts_elsewhere_take_of_an_array() -> None:
     assert list(started(plan)) == ["s0", "s1", "p0", "b"]
     assert [job.array_room for job in seen["q"].pending if job.spec.partition == "q"] == [0, 0, 1]
     assert all(isinstance(action, Start) for action in plan.actions)
+
+
+def test_agents_are_asked_where_jobs_wait_and_where_running_ones_may_be_resized() -> None:
+    busy = [
+        replace(running(name, {f"n{4 * at}": (0,)}, NOW + 60), spec=pending(name, 1, partition=name).spec)
+        for at, name in enumerate("spq")
+    ]
+    sizes = replace(AGENT, agent="dl2")
+    for waits, kind, expected in (("", AGENT, ""), ("", sizes, "q"), ("p", AGENT, "p"), ("ps", sizes, "pq")):
+        snap = two_partitions(*(pending(f"w{name}", 1, partition=name) for name in waits), busy=busy)
+        snap = replace(snap, policies=snap.policies | {"q": kind})
+        assert "".join(agents_to_ask(snap)) == expected
