@@ -145,10 +145,11 @@ class EventStream:
         while True:
             self._news.wait()
             self._news.clear()
+            stopping = self._stopping.is_set()  # asked before events are read: all that there are by then are sent
             while not self._send_next():
-                if self._stopping.wait(RETRIES_S[min(self._failures, len(RETRIES_S)) - 1]):
+                if stopping := self._stopping.wait(RETRIES_S[min(self._failures, len(RETRIES_S)) - 1]):
                     break
-            if self._stopping.is_set():
+            if stopping:
                 break
         self._close_reader()
         self._receiver.close()

@@ -91,9 +91,9 @@ class Stepper:
     def advance(self, until: float = np.inf) -> bool:
         """Advance to the next instant with an event, or to ``until`` if that is sooner; False: the replay is over."""
         sim = self._world.sim
-        # A job that no longer waits for one rack accepts other nodes.
-        ends = (float(sim.jobs[j]["submit"] + self._wait_s[j]) for j in self._waiting if self._wait_s[j] > 0.0)
-        until = min((until, *(end for end in ends if end > self.now)))
+        if self._wait_s.any():  # a job that no longer waits for one rack accepts other nodes
+            ends = (float(sim.jobs[j]["submit"] + self._wait_s[j]) for j in self._waiting)
+            until = min((until, *(end for end in ends if end > self.now)))
         sim.clock[1] = max(until, self.now)  # time does not go back, and what was asked for before is over
         while (code := next_decision(sim, self._log, self._world.passes)) == GROW:
             self._log = grown(self._log, sim)
@@ -111,11 +111,12 @@ class Stepper:
     def _shapes(self, job: int) -> list[int]:
         """Return the requests that the job accepts now, first choice first; of a running job the one that it has."""
         sim, passes = self._world.sim, self._world.passes
-        if job not in self._waiting:
-            return [int(sim.jobs[job]["shape"])]
+        shape = int(sim.jobs[job]["shape"])
+        if job not in self._waiting or (self._walk is None and self._layouts is None):
+            return [shape]
         if self._walk is None:
-            waits = self.now < self._world.sim.jobs[job]["submit"] + self._wait_s[job]
-            return self._shapes_at(job, self._sizes.base_of(int(self._world.sim.jobs[job]["shape"])), bool(waits))
+            waits = self.now < sim.jobs[job]["submit"] + self._wait_s[job]
+            return self._shapes_at(job, self._sizes.base_of(shape), bool(waits))
         found = [int(request_now(sim, passes, self._walk, job))]
         while (looser := entry(passes.requests.looser, found[-1], -1)) >= 0:
             found.append(looser)
@@ -216,9 +217,7 @@ class Stepper:
             return False
         return all(node_fits(resources, passes.jobs.masks, request, n) for n in nodes)
 
-    def _shape_on(
-        self, job: int, shapes: Sequence[int], resources: Resources, nodes: Sequence[int]
-    ) -> int | None:
+    def _shape_on(self, job: int, shapes: Sequence[int], resources: Resources, nodes: Sequence[int]) -> int | None:
         """Return the first of these requests for which these are the nodes, or None."""
         requests = ((shape, shape_request(self._world.sim.shapes, shape)) for shape in shapes)
         return next((shape for shape, request in requests if self._fit(job, request, resources, nodes)), None)

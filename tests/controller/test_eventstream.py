@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,13 +18,13 @@ import msgspec
 import pytest
 
 from gpusched.controller import eventstream
-from gpusched.controller.eventstream import EventFile, EventStreams
+from gpusched.controller.eventstream import EventFile, EventStream, EventStreams
 from gpusched.controller.reporting import Reporting
 from gpusched.model.arrays import restricted_row
 from gpusched.model.events import Event, EventLine
 from gpusched.model.jobs import JobState
 from gpusched.model.resources import EventSettings
-from gpusched.queue.store import Store
+from gpusched.queue.store import Reader, Store
 from tests import builders
 from tests.testbed.waiting import wait_until
 
@@ -142,6 +143,27 @@ def test_earlier_events_are_not_sent_and_missed_ones_are(store: Store, streams: 
     wait_until(lambda: seqs(file) == [2, 3, 5])
 
 
+def test_what_happens_while_the_last_events_are_read_is_sent_before_a_stream_ends(store: Store, tmp_path: Path) -> None:
+    file, ends = tmp_path / "events.jsonl", list[threading.Thread]()
+
+    def read(reader: Reader, position: int, most: int) -> list[EventLine]:
+        found = reader.event_lines(position, most)
+        if not ends:  # just now there was none
+            with contextlib.closing(Store.create_or_open(tmp_path / "state")) as own:  # of this thread
+                happen(own, "late")
+            ends.append(threading.Thread(target=stream.stop, args=(PATIENCE_S,)))
+            ends[0].start()
+            assert stream._stopping.wait(PATIENCE_S)
+        return found
+
+    happen(store, "before")
+    stream = EventStream(tmp_path / "state", "file", EventFile(str(file)), 1, read)
+    stream.wake()
+    stream._thread.join(PATIENCE_S)
+    ends[0].join(PATIENCE_S)
+    assert seqs(file) == [2]
+
+
 def test_unseen_positions_are_kept(store: Store, tmp_path: Path) -> None:
     """A controller that ends before its first cycle forgets nothing."""
     store.put_event_position("file", 7)
@@ -231,12 +253,12 @@ class Hook(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if Hook.answer == "hangs":
+        if (answer := Hook.answer) == "hangs":
             Hook.go_on.wait(PATIENCE_S)
-        self.send_response(503 if Hook.answer == "503" else 204)
-        self.end_headers()
-        if Hook.answer != "503":
+        if answer != "503":
             Hook.got.append(body)
+        self.send_response(503 if answer == "503" else 204)
+        self.end_headers()
 
     def log_message(self, format: str, *values: object) -> None:
         pass
@@ -285,7 +307,7 @@ from pathlib import Path
 from gpusched.controller.reporting import Reporting
 from gpusched.model.events import Event
 from gpusched.model.resources import EventSettings
-from gpusched.queue.store import Store
+from gpusched.queue.store import Reader, Store
 
 state, file = Path(sys.argv[1]), sys.argv[2]
 store = Store.create_or_open(state)
