@@ -1,4 +1,4 @@
-"""Jobs' own requests (nodes, racks, waits) in replays under policies in Python that resize jobs.
+"""Jobs' own requests (nodes, racks, waits) in replays under policies in Python, at any size.
 
 Where no job changes size they are the chains of `placed.walked`, to which they are held.
 """
@@ -26,12 +26,13 @@ class OwnLayouts:
     def __init__(self, world: SimWorld, sizes: ResizedShapes) -> None:
         trace, network, elastic = world.trace, world.options.network, world.options.elastic
         assert network is not None
-        assert elastic is not None
-        wait_s = np.zeros(len(trace)) if trace.placement_wait is None else trace.placement_wait
-        self.wait_s = np.maximum(wait_s, 0.0)
+        usual_s = network.wait_s if world.rule == "rack-wait" else 0.0
+        own_s = np.full(len(trace), -1) if trace.placement_wait is None else trace.placement_wait
+        self.wait_s = np.where(own_s >= 0, own_s, usual_s)
+        self._widest_first = world.rule == "load-balancing"
         self._sizes, self._racked = sizes, bool(len(network.tree.parent))
         self._one_rack = one_rack_of(trace, network)
-        self._rigid = elastic.least >= elastic.most
+        self._rigid = np.ones(len(trace), np.bool_) if elastic is None else elastic.least >= elastic.most
         self._most: Ints = np.where(self._rigid, most_nodes(trace, keeps=True), 0)  # as in `placed.with_ways_at_sizes`
         self._chains: dict[tuple[int, int, int], list[int]] = {}
 
@@ -55,7 +56,9 @@ class OwnLayouts:
         ``size``: its shape at its size; ``waits``: it still waits for one rack.
         """
         world, chain = self._chain(world, job, size)
-        first = next((shape for shape in chain if waits and is_possible(world.passes, shape)), -1)
+        if not waits:
+            return world, chain
+        first = next((shape for shape in chain if is_possible(world.passes, shape)), -1)
         if first >= 0:
             parts = int(world.sim.shapes["parts"][first])
             world, alone = self._sizes.layout(world, size, parts, self._racked and parts > 1)
@@ -72,8 +75,8 @@ class OwnLayouts:
                 demand = world.demand._replace(requests=world.passes.requests)
                 counts = node_counts(world.pool, demand, size, int(self._most[job])) or counts
             found = list[int]()
-            for count in counts:
-                world, shape = self._sizes.layout(world, size, count, self._racked and bool(key[2]) and count > 1)
+            for count in counts[::-1] if self._widest_first else counts:
+                world, shape = self._sizes.layout(world, size, count, bool(self._one_rack[job]) and count > 1)
                 found.append(shape)
             feasibility = world.passes.jobs.feasibility
             self._chains[key] = [shape for shape in found if feasibility[shape] != BAD_CONSTRAINTS] or found[:1]

@@ -59,7 +59,7 @@ from gpusched.sim.engine.placing_walk import Walk
 from gpusched.sim.engine.state import SHAPE, Links, SizeClasses
 from gpusched.sim.engine.step import mark_never
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
-from gpusched.sim.pool import most_nodes, node_counts
+from gpusched.sim.pool import most_nodes, node_counts, over_nodes
 from gpusched.traces.trace import Trace
 
 RULES = {
@@ -490,15 +490,12 @@ def _with_shapes(world: SimWorld, distinct: Ints, rule: int) -> tuple[SimWorld, 
     demand = world.demand._replace(requests=world.passes.requests)
     laid_out, base_of = list[list[int]](), list(range(len(rows)))
     for shape, _, most, one_rack in distinct.tolist():
-        base = rows[shape]
-        parts, gpus = base["parts"], base["parts"] * base["gpus"]
-        found: list[int] = []
+        base, found = rows[shape], list[int]()
         counts = node_counts(pool, demand, shape, most) if most >= OWN else [-1 - most]
         for count in counts[::-1] if rule == BALANCED else counts:
             by_rack = rule in (ONE_RACK, RACK_WAIT)
             for spread in (1,) if one_rack and (count > 1 or most == OWN) else (1, 0) if by_rack else (0,):
-                row = base | {"parts": count, "gpus": gpus // count, "spread": spread}
-                row |= {name: -(-base[name] * parts // count) for name in ("cores", "memory")}
+                row = over_nodes(base, count, bool(spread))
                 at = shape if row == base else -1 if most == OWN else known.get(tuple(row.values()), -1)
                 if at < 0:
                     at = len(rows)

@@ -213,6 +213,12 @@ def with_more_nodes(demand: Demand, trace: Trace, pool: Pool) -> Demand:
     )  # fmt: skip
 
 
+def over_nodes(request: Mapping[str, int], count: int, one_rack: bool) -> dict[str, int]:
+    """Return a request (a row of `SHAPE`, by column) over so many equal nodes; ``one_rack``: all in one."""
+    each = {name: -(-request[name] * request["parts"] // count) for name in ("gpus", "cores", "memory")}
+    return {**request, **each, "parts": count, "spread": int(one_rack)}
+
+
 def most_nodes(trace: Trace, keeps: bool) -> Ints:
     """Return over how many nodes each job may be, at most, ``int64[jobs]``; 0: as many as it requests.
 

@@ -15,7 +15,7 @@ from gpusched.sched.sizing.live import pace_of
 from gpusched.sched.state import WHOLE, Floats, Ints, filled
 from gpusched.sim.engine.build import ResizableJobs, SimWorld
 from gpusched.sim.engine.state import SHAPE, Pace, Ranks
-from gpusched.sim.pool import demand_of
+from gpusched.sim.pool import demand_of, over_nodes
 from gpusched.sim.profiles import Profiles
 from gpusched.sim.rates import RateClass, Rates, alone_on, recorded_on, resized_on, share_of
 from gpusched.traces.slicing import select
@@ -131,10 +131,8 @@ class ResizedShapes:
         if (base["parts"], base["spread"]) == (parts, one_rack):
             return world, shape
         if key not in self._layouts:
-            row = {name: int(base[name]) for name in SHAPE.names or ()}
-            row |= {name: -(-row[name] * row["parts"] // parts) for name in ("gpus", "cores", "memory")}
-            milli = entry(world.passes.requests.milli, shape, WHOLE)
-            world = _with_request(world, row | {"parts": parts, "spread": int(one_rack)}, milli)
+            row = over_nodes({name: int(base[name]) for name in SHAPE.names or ()}, parts, one_rack)
+            world = _with_request(world, row, entry(world.passes.requests.milli, shape, WHOLE))
             self._layouts[key] = len(world.sim.shapes) - 1
             self._bases[self._layouts[key]] = shape
         return world, self._layouts[key]

@@ -21,7 +21,6 @@ import numpy as np
 
 from gpusched.errors import UsageError
 from gpusched.sched.backfill import attempt, give
-from gpusched.sched.fit import entry
 from gpusched.sched.place import node_fits
 from gpusched.sched.sizing.ranks import join_nodes
 from gpusched.sched.state import OK, STARTED, Ints, PlacementRequest, Resources, copied
@@ -30,12 +29,10 @@ from gpusched.sim.engine.hot import change_ranks
 from gpusched.sim.engine.ledger import exceeds_at, exceeds_limit, set_gpus
 from gpusched.sim.engine.loop import next_decision
 from gpusched.sim.engine.pace import work_left
-from gpusched.sim.engine.placing_walk import Walk, request_now
 from gpusched.sim.engine.state import GROW, OVER, READY, RUNNING, WAITING, grown, shape_request
 from gpusched.sim.engine.step import NOTHING_TAKEN, start_job, stop_job
 from gpusched.sim.layouts import OwnLayouts
 from gpusched.sim.orders import Knows
-from gpusched.sim.placed import walked, with_ways
 from gpusched.sim.policies import PLACEMENTS, ReplayPolicy
 from gpusched.sim.pool import Pool
 from gpusched.sim.resizing import ResizedShapes, TargetSize, own_speed, pauses, rank_gpus, with_lost_ranks
@@ -55,17 +52,12 @@ class Stepper:
         self._world = world_of(trace, pool, policy, options or ReplayOptions())
         if self._world.by_snapshot:
             raise UsageError("a policy in Python cannot decide where GPUs are cut on demand", "give nodes fixed slices")
-        self._walk: Walk | None = None
         self._layouts: OwnLayouts | None = None
         network, elastic = self._world.options.network, self._world.options.elastic
-        self._sizes, self._wait_s = ResizedShapes(), np.zeros(len(trace))
-        if network is not None and network.keeps_nodes:
-            if elastic is None:
-                self._world, self._walk = walked(*with_ways(self._world))
-                self._wait_s = self._walk.alone_s
-            elif trace.spreads:
-                self._layouts = OwnLayouts(self._world, self._sizes)
-                self._world, self._wait_s = self._layouts.prepared(self._world), self._layouts.wait_s
+        self._sizes = ResizedShapes()
+        if network is not None and network.keeps_nodes and (elastic is None or trace.spreads):
+            self._layouts = OwnLayouts(self._world, self._sizes)
+            self._world = self._layouts.prepared(self._world)
         self._log = log_of(self._world)
         if self._world.rule not in PLACEMENTS:
             raise UsageError(f"a policy in Python cannot be combined with placement {self._world.rule}")
@@ -91,8 +83,8 @@ class Stepper:
     def advance(self, until: float = np.inf) -> bool:
         """Advance to the next instant with an event, or to ``until`` if that is sooner; False: the replay is over."""
         sim = self._world.sim
-        if self._wait_s.any():  # a job that no longer waits for one rack accepts other nodes
-            ends = (float(sim.jobs[j]["submit"] + self._wait_s[j]) for j in self._waiting)
+        if self._layouts is not None:  # a job that no longer waits for one rack accepts other nodes
+            ends = (float(sim.jobs[j]["submit"] + self._layouts.wait_s[j]) for j in self._waiting)
             until = min((until, *(end for end in ends if end > self.now)))
         sim.clock[1] = max(until, self.now)  # time does not go back, and what was asked for before is over
         while (code := next_decision(sim, self._log, self._world.passes)) == GROW:
@@ -110,17 +102,12 @@ class Stepper:
 
     def _shapes(self, job: int) -> list[int]:
         """Return the requests that the job accepts now, first choice first; of a running job the one that it has."""
-        sim, passes = self._world.sim, self._world.passes
-        shape = int(sim.jobs[job]["shape"])
-        if job not in self._waiting or (self._walk is None and self._layouts is None):
+        of = self._world.sim.jobs[job]
+        shape = int(of["shape"])
+        if job not in self._waiting or self._layouts is None:
             return [shape]
-        if self._walk is None:
-            waits = self.now < sim.jobs[job]["submit"] + self._wait_s[job]
-            return self._shapes_at(job, self._sizes.base_of(shape), bool(waits))
-        found = [int(request_now(sim, passes, self._walk, job))]
-        while (looser := entry(passes.requests.looser, found[-1], -1)) >= 0:
-            found.append(looser)
-        return found
+        waits = self.now < of["submit"] + self._layouts.wait_s[job]
+        return self._shapes_at(job, self._sizes.base_of(shape), bool(waits))
 
     def _shapes_at(self, job: int, size: int, waits: bool = False) -> list[int]:
         """Return the requests that a job accepts at a size; ``waits``: for one rack."""
@@ -239,8 +226,7 @@ class Stepper:
         shape = self._shape_on(job, self._shapes(job), sim.resources, nodes)
         if shape is None:
             raise UsageError(f"job {job} cannot start on nodes {tuple(nodes)}: not free, or not what it needs")
-        if self._walk is None:
-            self._make_room(job, len(nodes))
+        self._make_room(job, len(nodes))
         sim = self._world.sim
         sim.jobs[job]["shape"] = shape
         sim.chosen[: len(nodes)] = nodes
@@ -301,8 +287,8 @@ class Stepper:
             return False
         if self._shape_on(job, shapes, resources, chosen) is None:
             raise UsageError(f"job {job} cannot go on on nodes {chosen}: not free, or not what it needs")
-        overhead = self.restart_s(job)
-        stop_job(self._world.sim, self._log, job, RESIZED, work_left(world.sim.pace, world.sim, job, overhead))
+        sim, overhead = self._world.sim, self.restart_s(job)
+        stop_job(sim, self._log, job, RESIZED, work_left(sim.pace, sim, job, overhead))
         self._set_size(job, shape, row)
         sim = self._world.sim
         sim.chosen[: len(chosen)] = chosen

@@ -21,7 +21,7 @@ from gpusched.queue.store import RunRecord
 from tests.builders import job as job_record
 from tests.builders import spec
 from tests.controller.crash_orders import CrashOrders
-from tests.controller.imagined import GPUS, inventory
+from tests.controller.imagined import GPUS, Box, inventory
 from tests.controller.site import ImaginedSite
 
 RULES = Resizing(min_run_s=0.0, per_hour=1000, gain=0.05, start_timeout_s=100.0)
@@ -264,14 +264,17 @@ def test_a_dead_node_takes_its_rank_only_and_is_fenced_when_it_comes_back(site: 
     assert site.ranks(job) == [0, 2, 3]
 
 
-def test_a_rank_that_cannot_be_launched_leaves_the_job_as_it_was(site: Site) -> None:
-    job = running(site, 2, 4)
+def about_to_join(site: Site, job: str) -> Box:
+    """The container of a rank that is to join, as it is prepared."""
     with_room(site, job)
     site.turn()
-    for host in site.world.hosts.values():
-        for box in host.boxes.values():
-            if box.phase == "preparing":
-                box.phase = "failed"
+    (box,) = (box for host in site.world.hosts.values() for box in host.boxes.values() if box.phase == "preparing")
+    return box
+
+
+def test_a_rank_that_cannot_be_launched_leaves_the_job_as_it_was(site: Site) -> None:
+    job = running(site, 2, 4)
+    about_to_join(site, job).phase = "failed"
     site.turn(6)
     found = site.job(job)
     assert (found.state, site.ranks(job), found.attempt) == (JobState.RUNNING, [0], 1)
@@ -286,12 +289,7 @@ def test_a_rank_that_has_ended_before_it_joined_counts_against_its_size_unless_i
     site: Site, code: int, unusable: tuple[int, ...], why: str
 ) -> None:
     job = running(site, 2, 4)
-    with_room(site, job)
-    site.turn()
-    for host in site.world.hosts.values():
-        for box in host.boxes.values():
-            if box.phase == "preparing":
-                site.world.end(box, code)
+    site.world.end(about_to_join(site, job), code)
     site.turn(2)
     resizes = site.job(job).resizes
     assert resizes is not None

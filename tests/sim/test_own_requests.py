@@ -249,6 +249,23 @@ def test_a_policy_in_python_cannot_start_a_job_beyond_its_spread() -> None:
         assert stepper.start(0, [2, 0])
 
 
+def test_a_policy_in_python_has_the_waits_and_layouts_of_its_placement() -> None:
+    trace = replace(trace_of([0.0] * 3, [1e6] * 3, [8, 4, 4]), nodes=np.array([2, 1, 1]))
+    pool, racks = Pool.of([NodeSpec(4, name=f"n{i}") for i in range(4)]), topology("a", "b", "a", "b")
+    stepper = Stepper(trace, pool, ReplayOptions(topology=racks, placement="rack-wait"))
+    assert stepper.advance()
+    assert stepper.start(1, [0])
+    assert stepper.start(2, [1])
+    assert stepper.fits(0) is None, "a node of each rack is free"
+    assert stepper.advance()
+    assert 0.0 < stepper.now < 1e6
+    assert stepper.fits(0) == (2, 3)
+    wide = replace(trace, max_nodes=np.array([4, 0, 0]))
+    stepper = Stepper(wide, pool, ReplayOptions(topology=racks, placement="load-balancing"))
+    assert stepper.advance()
+    assert stepper.parts(0) == (4, 2)
+
+
 def resizing(racks: str, *, hot: bool = False, linear: bool = True, **columns: list[object]) -> Stepper:
     """Jobs of 8, 4 and 1 GPUs on nodes of four in racks, ``aab`` are three; the first may have 4 to 12 GPUs."""
     trace = replace(trace_of([0.0] * 3, [100.0] * 3, [8, 4, 1]), nodes=np.array([2, 1, 1]))
