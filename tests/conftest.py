@@ -109,10 +109,15 @@ def _interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Run compiled functions as Python in tests marked `interpreted`, but for those marked `compiled`.
 
     For each set of features that a world has the engine would be compiled anew, which takes far longer than to run it.
-    Python also checks indices, which compiled code does not. COMPILED=1 compiles everywhere.
+    Python also checks indices, which compiled code does not. COMPILED=1 compiles everywhere. Where neither is marked,
+    short replays and forecasts are compiled only if that is done already, as everywhere.
     """
     marked = request.node.get_closest_marker
-    if marked("interpreted") is None or marked("compiled") is not None or os.environ.get("COMPILED"):
+    if marked("compiled") is not None or os.environ.get("COMPILED"):
+        monkeypatch.setenv("GPUSCHED_COMPILED", os.environ.get("GPUSCHED_COMPILED", "always"))
+        yield
+        return
+    if marked("interpreted") is None:
         yield
         return
     monkeypatch.setattr(compiled._Pass, "version", lambda self, _args: self._function)

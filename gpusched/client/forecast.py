@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpusched.client.context import Client
+from gpusched.compiled import BRIEFLY_S, compiled_if_long, is_on_disk
 from gpusched.model.forecast import ExpectedStart, Sooner, SpreadStart
 from gpusched.model.jobs import JobRecord
 from gpusched.model.snapshot import Snapshot
@@ -30,9 +31,8 @@ class JobForecast(NamedTuple):
 def forecast_job(client: Client, snapshot: Snapshot, job: JobRecord, explanation: Explanation) -> JobForecast:
     """Simulate the queue forward and return the forecast for a pending job.
 
-    The first call after an installation or upgrade compiles for several seconds.
+    The first call for a long queue after an installation or upgrade compiles for several seconds.
     """
-    _announce_compilation()
     from gpusched.client.alternatives import alternatives_of, spreads_of
     from gpusched.forecast.assumptions import assumptions, why_never
     from gpusched.forecast.run_times import RunTimeSampler
@@ -42,17 +42,21 @@ def forecast_job(client: Client, snapshot: Snapshot, job: JobRecord, explanation
     run_times = RunTimeSampler(client.reader.ended_runs() if client.reader else [])
     alternatives = alternatives_of(client.inventory, snapshot, pending, explanation)
     settings = client.inventory.settings
-    forecast = StartForecast(
-        snapshot, pending, run_times, alternatives, spreads_of(snapshot, pending),
-        half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s,
-    )  # fmt: skip
-    expected = forecast.expected()
+    spread_views = spreads_of(snapshot, pending)
+
+    def simulated() -> tuple[ExpectedStart, tuple[SpreadStart, ...], tuple[Sooner, ...]]:
+        forecast = StartForecast(
+            snapshot, pending, run_times, alternatives, spread_views,
+            half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s,
+        )  # fmt: skip
+        return forecast.expected(), forecast.by_spread(), forecast.sooner()
+
+    expected, spreads, sooner = compiled_if_long(simulated, BRIEFLY_S, _announce_compilation)
     if expected.median is None and expected.by_limits is None:
         expected = msgspec.structs.replace(expected, never=why_never(snapshot, pending, explanation.reason))
     else:
         expected = msgspec.structs.replace(expected, assumptions=assumptions(snapshot, pending, run_times.count))
-    spreads = _with_costs(client, snapshot, job, forecast.by_spread())
-    sooner = forecast.sooner()
+    spreads = _with_costs(client, snapshot, job, spreads)
     now = {s.what for s in sooner if s.now}  # a step may claim a start at once only where the run ahead has one
     steps = tuple(step for step in explanation.next_steps if not refuted(step, now))
     return JobForecast(expected, spreads, sooner, steps)
@@ -77,8 +81,7 @@ def _with_costs(
 
 def _announce_compilation() -> None:
     """Warn on a terminal before the forecast is compiled."""
-    from gpusched.compiled import is_on_disk
     from gpusched.forecast.run import run_forward
 
-    if sys.stderr.isatty() and hasattr(run_forward, "signatures") and not is_on_disk(run_forward):
+    if sys.stderr.isatty() and not is_on_disk(run_forward):
         print("gpusched: compiling the forecast (once after installation or upgrade) ...", file=sys.stderr, flush=True)

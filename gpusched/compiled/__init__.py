@@ -12,7 +12,8 @@ compiled passes has a cache folder named by a digest of that module and of all i
 compiles once more what it may touch, and nothing else, and old code never runs. Where the package lies does not count:
 the same code installed anew, or checked out elsewhere, is not compiled again.
 ``NUMBA_DISABLE_JIT=1`` runs the same functions as plain Python, ``GPUSCHED_COMPILED=numba`` leaves all to numba as for
-an unknown version; ``NUMBA_CACHE_DIR`` names another folder for the cache.
+an unknown version, ``GPUSCHED_COMPILED=always`` compiles even what would be done sooner as Python (`interpreted`);
+``NUMBA_CACHE_DIR`` names another folder for the cache.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ from gpusched.compiled.loading import SUFFIX, Foreign, VersionFolder, kind_of, l
 
 KNOWN = "0.68."
 """Prefix of the versions of numba with the internals that `compiling` and `loading` know."""
+
+BRIEFLY_S = 0.5
+"""CPU seconds for which a command may run as Python what is not compiled yet: see `compiled_if_long`."""
+ENOUGH_S = 10.0
+"""CPU seconds for which a process runs the same as Python, over all calls: about what it takes to compile it."""
+_used_s: dict[object, float] = {}
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -67,20 +74,94 @@ def is_cached(function: Callable[_P, _R], *args: _P.args, **none: _P.kwargs) -> 
 
 
 class NotCached(RuntimeError):
-    """A pass would have to be compiled where compiling is forbidden."""
+    """A pass would have to be compiled where compiling is forbidden.
+
+    Attributes:
+        version: The pass and the types of its arguments.
+    """
+
+    def __init__(self, version: object) -> None:
+        self.version = version
+        super().__init__(f"{version} would have to be compiled")
 
 
-_no_compiling = threading.local()
+class TookTooLong(NotCached):
+    """A pass took longer as Python than it was allowed to: it is to be compiled."""
+
+
+class _Mode(threading.local):
+    """How passes run in this thread. ``until``: as Python, until so much of its CPU time is used; None: compiled."""
+
+    compiles = True
+    until: float | None = None
+
+
+_mode = _Mode()
 
 
 @contextmanager
 def nothing_compiled() -> Iterator[None]:
     """Raise NotCached instead of compiling in this thread; what is left to numba still compiles."""
-    _no_compiling.on = True
+    before, _mode.compiles = _mode.compiles, False
     try:
         yield
     finally:
-        _no_compiling.on = False
+        _mode.compiles = before
+
+
+@contextmanager
+def interpreted(at_most_s: float) -> Iterator[None]:
+    """Run passes as Python in this thread, with equal results.
+
+    What they changed when they raised TookTooLong is of no use: begin anew.
+
+    Raises:
+        TookTooLong: After ``at_most_s`` of CPU time.
+    """
+    from numpy import errstate
+
+    before, _mode.until = _mode.until, time.thread_time() + at_most_s
+    try:
+        with errstate(all="ignore"):  # as compiled
+            yield
+    finally:
+        _mode.until = before
+
+
+def compiled_if_long(do: Callable[[], _R], at_most_s: float, announce: Callable[[], None] = lambda: None) -> _R:
+    """Return what ``do`` returns, without compiling if its passes are cached, or take at most so long as Python.
+
+    To compile them takes ten seconds and more, which a small cluster's queue never earns; so does what a process has
+    often run as Python. ``do`` is called up to three times, so that it must begin anew each time; ``announce`` before
+    it compiles.
+    """
+    if os.environ.get("GPUSCHED_COMPILED") != "always" and not left_to_numba():
+        try:
+            with nothing_compiled():
+                return do()
+        except NotCached as error:
+            missing = error.version
+        used = _used_s.get(missing, 0.0)
+        if used < ENOUGH_S:
+            began = time.thread_time()
+            # Python raises where compiled code would go on, such as after a division by zero.
+            with suppress(NotCached, ArithmeticError, LookupError, TypeError, ValueError), interpreted(at_most_s):
+                found = do()
+                _used_s[missing] = used + time.thread_time() - began
+                return found
+            _used_s[missing] = ENOUGH_S
+    announce()
+    return do()
+
+
+def may_compile() -> bool:
+    """Return whether compiling is allowed in this thread."""
+    return _mode.compiles
+
+
+def is_interpreted() -> bool:
+    """Return whether passes called in this thread run as Python."""
+    return _mode.until is not None
 
 
 def _open_private(name: str, flags: int) -> int:
@@ -152,7 +233,8 @@ def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def bound(function: Callable[_P, _R], *args: _P.args, **none: _P.kwargs) -> Callable[[], _R]:
     """Return a compiled function with its arguments, resolved once: for repeated calls with the same ones."""
-    return partial(function.version(args) if isinstance(function, _Pass) else function, *args)
+    resolved = function.version(args) if isinstance(function, _Pass) and _mode.until is None else function
+    return partial(resolved, *args)
 
 
 class _Pass:
@@ -170,7 +252,11 @@ class _Pass:
         self._function = cast(FunctionType, function)
 
     def __call__(self, *args: Any) -> Any:
-        return self.version(args)(*args)
+        if _mode.until is None:
+            return self.version(args)(*args)
+        if time.thread_time() > _mode.until:
+            raise TookTooLong(self._function.__qualname__)
+        return self._function(*args)
 
     def is_cached(self, args: tuple[Any, ...]) -> bool:
         """Return whether the version for such arguments needs no compiling."""
@@ -200,15 +286,15 @@ class _Pass:
                 store = None if folder is None else VersionFolder(folder, self._function)
                 ready = store and store.load(kind)
                 if not ready:
-                    self._refuse()
+                    self._refuse(kind)
                     with _one_at_a_time(folder):
                         ready = (store and store.load(kind)) or self._compiled(kind, args, store)
                 self._ready[kind] = ready
         return self._ready[kind]
 
-    def _refuse(self) -> None:
-        if getattr(_no_compiling, "on", False):
-            raise NotCached(f"{self._function.__qualname__} would have to be compiled")
+    def _refuse(self, kind: object = None) -> None:
+        if not _mode.compiles:
+            raise NotCached((self._function.__qualname__, kind))
 
     def _compiled(self, kind: object, args: tuple[object, ...], store: VersionFolder | None) -> Callable[..., Any]:
         from gpusched.compiled.compiling import compiled

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from gpusched.compiled import is_on_disk
+from gpusched.compiled import BRIEFLY_S, compiled_if_long, is_interpreted, is_on_disk, may_compile
 from gpusched.errors import UsageError
 from gpusched.model.limits import Limits, Quotas
 from gpusched.model.policy import AGENTS
@@ -72,6 +72,12 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     policy = policy_by_name(policy) if isinstance(policy, str) else policy
     if policy.chooses_sizes and settings.elastic is None:
         settings = replace(settings, elastic=elastic_of(trace))
+    if len(trace) > _SHORT_TRACE:
+        return _replay(trace, pool, policy, settings)
+    return compiled_if_long(lambda: _replay(trace, pool, policy, settings), BRIEFLY_S)
+
+
+def _replay(trace: Trace, pool: Pool, policy: ReplayPolicy, settings: ReplayOptions) -> ReplayResult:
     world = _linked(world_of(trace, pool, policy, settings))
     kind = next(kind for kind in KINDS if kind.applies(world))
     _compile_for(world, kind)
@@ -126,6 +132,8 @@ def _watched(world: SimWorld) -> Iterator[None]:
         thread.join()
 
 
+_SHORT_TRACE = 500
+"""Jobs up to which a trace is first replayed as Python where its replay is not compiled."""
 _warm: set[tuple[object, ...]] = set()
 
 
@@ -133,8 +141,11 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
     """Compile (or load) what the replay needs before its time is taken, with a message on stderr if it is slow.
 
     All of it takes half a minute of one core on first use, and is kept in the cache folder after that.
+
+    Raises:
+        NotCached: It may not be compiled here.
     """
-    if world.by_snapshot:  # by the live passes
+    if world.by_snapshot or is_interpreted():  # by the live passes; as Python
         return
     sim, options, model = world.sim, world.options, world.policy.model
     agent = None if model is None else (model.agent, model.preempts)
@@ -145,9 +156,8 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
     known = kind, agent, is_mapped(world), without, world.shared, parts, estimates, learned
     if known in _warm:
         return
-    _warm.add(known)
     loop, versions = kind.compiled, 1 if sim.pace is None else kind.versions
-    if loop is not None and hasattr(loop, "signatures") and not is_on_disk(loop, versions):
+    if may_compile() and loop is not None and hasattr(loop, "signatures") and not is_on_disk(loop, versions):
         print("gpusched: compiling the simulator (once after installation or upgrade) ...", file=sys.stderr, flush=True)
     one, rated = np.ones(1, np.int64), sim.pace is not None and bool((sim.pace.runs["row"] >= 0).any())
     alike = ReplayOptions(
@@ -163,6 +173,7 @@ def _compile_for(world: SimWorld, kind: RunKind) -> None:
     tiny = _linked(world_of(one_job(500 if parts else WHOLE), Pool.uniform(1, 1), world.policy, alike))
     tiny, run = kind.ready(tiny)
     to_the_end(tiny, log_of(tiny), run)
+    _warm.add(known)
 
 
 def one_job(milli: int = WHOLE) -> Trace:

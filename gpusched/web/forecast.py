@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from gpusched.compiled import BRIEFLY_S, compiled_if_long
 from gpusched.forecast.queue import QueueForecast, RunTimeDraw
 from gpusched.forecast.run_times import RunTimeSampler
 from gpusched.forecast.start_times import draws_of, quantiles
-from gpusched.model.resources import Inventory
+from gpusched.model.resources import Inventory, Settings
+from gpusched.model.snapshot import Snapshot
 from gpusched.promotion.live import live_policies
 from gpusched.queue.snapshots import snapshot_of_store
 from gpusched.queue.store import Reader
@@ -36,9 +38,14 @@ def forecast(reader: Reader, inventory: Inventory, now: float) -> dict[str, Any]
         snapshot = snapshot_of_store(reader, inventory, live_policies(inventory, reader), now)
     if not snapshot.pending:
         return {"now": round(now), "jobs": {}, "ends": {}}
-    settings = inventory.settings
+    settings, run_times = inventory.settings, RunTimeSampler(reader.ended_runs())
+    return compiled_if_long(lambda: _simulated(snapshot, settings, run_times, now), BRIEFLY_S)
+
+
+def _simulated(snapshot: Snapshot, settings: Settings, run_times: RunTimeSampler, now: float) -> dict[str, Any]:
+    """Return `forecast`'s answer for a snapshot in which jobs wait."""
     queue_forecast = QueueForecast(snapshot, half_life_s=settings.fairshare_half_life_s, tick_s=settings.tick_s)
-    samples = draws_of(queue_forecast, RunTimeSampler(reader.ended_runs()), _DRAWS)
+    samples = draws_of(queue_forecast, run_times, _DRAWS)
     starts = np.array([queue_forecast.run(times, seed=i, work=_MAX_ENTRIES).start for i, times in enumerate(samples)])
     expected = RunTimeDraw(
         np.median([times.lasts for times in samples], axis=0), np.median([times.ends for times in samples], axis=0)

@@ -1069,7 +1069,8 @@ READ_VARIABLES = {
     "XDG_CACHE_HOME": "Location of compiled scheduling passes; on nodes: of the cached probe. Default: `~/.cache`.",
     "NUMBA_CACHE_DIR": "Overrides the folder of compiled passes.",
     "GPUSCHED_COMPILED": (
-        "`numba`: numba itself caches the passes, as for an unknown version of it; commands start more slowly."
+        "`always`: short replays and forecasts are compiled, too. `numba`: numba itself caches the passes, as for an "
+        "unknown version of it; commands start more slowly."
     ),
     "SSH_AUTH_SOCK": "The SSH agent whose keys are tried.",
 }

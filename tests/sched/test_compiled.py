@@ -18,9 +18,10 @@ from numba.core.compiler import Flags
 from numba.core.errors import NumbaError
 
 from gpusched import compiled
-from gpusched.compiled import KNOWN, folders, jit
+from gpusched.compiled import KNOWN, compiled_if_long, folders, is_interpreted, jit
 from gpusched.compiled.compiling import types_of
 from gpusched.compiled.loading import SUFFIX, Foreign, kind_of, numba_version
+from gpusched.errors import UsageError
 from gpusched.sched.kernel.by_rule import pass_by_rule
 from gpusched.sched.topology.queue import pass_by_cost
 
@@ -483,3 +484,103 @@ def test_an_account_without_a_home_compiles_every_time(monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     assert folders.cache_folder.__wrapped__("gpusched.estimation.odds") is None
+
+
+@jit
+def halved_until(value: float, least: float) -> float:
+    while value > least:
+        value = smaller(value)
+    return value
+
+
+@jit
+def smaller(value: float) -> float:
+    return 0.5 * value
+
+
+@jit
+def inverse(value: float) -> float:
+    return 1.0 / value
+
+
+def one_call(function: Any, *args: object, at_most_s: float = 60.0) -> tuple[object, list[str], list[object]]:
+    """Return the result of a new pass by `compiled_if_long`, what happened, and the versions that it has then."""
+    anew, said = jit(function.__wrapped__), []
+
+    def do() -> object:
+        said.append("as Python" if is_interpreted() else "compiling" if compiled.may_compile() else "cached")
+        return anew(*args)
+
+    return compiled_if_long(do, at_most_s, lambda: said.append("announced")), said, list(anew.signatures)
+
+
+@pytest.fixture
+def nothing_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file has what is compiled, and nothing has run as Python before."""
+    monkeypatch.setattr(compiled, "cache_folder", lambda _module: None)
+    monkeypatch.setattr(compiled, "_used_s", {})
+    monkeypatch.delenv("GPUSCHED_COMPILED", raising=False)
+
+
+@pytest.mark.usefixtures("nothing_cached")
+def test_what_is_short_runs_as_python_and_is_not_compiled() -> None:
+    assert one_call(halved_until, 8.0, 1.0) == (1.0, ["cached", "as Python"], [])
+    assert not is_interpreted()
+    assert compiled.may_compile()
+
+
+@pytest.mark.usefixtures("nothing_cached")
+def test_what_takes_longer_is_compiled() -> None:
+    found, said, versions = one_call(halved_until, 8.0, 1.0, at_most_s=0.0)
+    assert (found, said, len(versions)) == (1.0, ["cached", "as Python", "announced", "compiling"], 1)
+    # and the next time at once, whatever it may take: so it was that long before
+    assert one_call(halved_until, 8.0, 1.0)[1] == ["cached", "announced", "compiling"]
+
+
+@pytest.mark.usefixtures("nothing_cached")
+def test_what_was_often_short_is_compiled_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "ENOUGH_S", 1e-9)
+    assert one_call(halved_until, 8.0, 1.0)[1] == ["cached", "as Python"]
+    assert one_call(halved_until, 8.0, 1.0)[1] == ["cached", "announced", "compiling"]
+    assert one_call(halved_until, 8, 1.0)[1] == ["cached", "as Python"]  # another version, another account
+
+
+@pytest.mark.usefixtures("nothing_cached")
+def test_where_python_raises_compiled_code_says_what_it_is() -> None:
+    found, said, versions = one_call(inverse, 0.0)
+    assert (found, said, len(versions)) == (np.inf, ["cached", "as Python", "announced", "compiling"], 1)
+
+
+@pytest.mark.usefixtures("nothing_cached")
+def test_what_the_user_did_wrong_is_said_at_once() -> None:
+    tries = []
+
+    def refused() -> None:
+        tries.append(is_interpreted())
+        raise UsageError("no such job")
+
+    with pytest.raises(UsageError):
+        compiled_if_long(refused, 60.0)
+    assert tries == [False]
+
+
+@pytest.mark.usefixtures("nothing_cached")
+def test_one_variable_has_all_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSCHED_COMPILED", "always")
+    assert one_call(halved_until, 8.0, 1.0)[1] == ["announced", "compiling"]
+
+
+def test_what_is_compiled_already_runs_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUSCHED_COMPILED", raising=False)
+    assert halved_until(8.0, 1.0) == 1.0
+    used = jit(halved_until.__wrapped__)  # type: ignore[attr-defined]
+    assert compiled_if_long(lambda: (used(8.0, 1.0), is_interpreted()), 60.0) == (1.0, False)
+
+
+def test_a_trial_within_a_trial_ends_as_it_began() -> None:
+    with compiled.nothing_compiled():
+        with compiled.nothing_compiled(), compiled.interpreted(60.0):
+            assert is_interpreted()
+        assert not compiled.may_compile()
+        assert not is_interpreted()
+    assert compiled.may_compile()

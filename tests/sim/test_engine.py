@@ -29,6 +29,7 @@ from tests.sched.sharing import BELIEFS
 from tests.sim.reference_pairs import pool_of, sharing_jobs, sharing_nodes
 from tests.sim.worlds import engine_inputs, trace_of, workloads
 
+pytestmark = pytest.mark.compiled  # what long traces run; elsewhere short ones may run as Python
 PREEMPTIVE = ("srtf", "las", "drf-users")
 _FILED = ("fifo+none", "fifo+skip", "sjf+none", "ljf+none", "fairshare+none")
 COMPOSED = (*(n for n in known_policies() if n not in names_in((BUILT_IN,))), *_FILED)

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.sim import readonly, recorded
+
+pytestmark = pytest.mark.compiled
 
 
 def test_every_policy_replays_as_it_was_recorded_and_writes_to_none_of_its_inputs(tmp_path: Path) -> None:
