@@ -18,6 +18,7 @@ from gpusched import compiled
 from tests.testbed import Testbed, slurm_files, why_unavailable
 from tests.testbed.slurm import SlurmSite
 
+compiled.BRIEFLY_S = 3.0  # tests have many small worlds, each of which would be compiled for ten seconds
 gc.disable()  # until tests run: nothing that imports make is garbage
 # Many tests have a cache folder of their own. Nothing is compiled in there yet, which would take half a minute.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

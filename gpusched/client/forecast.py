@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpusched.client.context import Client
-from gpusched.compiled import BRIEFLY_S, compiled_if_long, is_on_disk
+from gpusched.compiled import compiled_if_long, is_on_disk
 from gpusched.model.forecast import ExpectedStart, Sooner, SpreadStart
 from gpusched.model.jobs import JobRecord
 from gpusched.model.snapshot import Snapshot
@@ -51,7 +51,7 @@ def forecast_job(client: Client, snapshot: Snapshot, job: JobRecord, explanation
         )  # fmt: skip
         return forecast.expected(), forecast.by_spread(), forecast.sooner()
 
-    expected, spreads, sooner = compiled_if_long(simulated, BRIEFLY_S, _announce_compilation)
+    expected, spreads, sooner = compiled_if_long(simulated, _announce_compilation)
     if expected.median is None and expected.by_limits is None:
         expected = msgspec.structs.replace(expected, never=why_never(snapshot, pending, explanation.reason))
     else:

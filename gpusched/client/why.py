@@ -155,12 +155,12 @@ def dry_run(client: Client, spec: JobSpec) -> Why:
 def explain_pending(client: Client, job: JobRecord) -> Why:
     """Return the explanation of a pending job, which may be in the inbox or not submitted at all."""
     from gpusched.client.forecast import forecast_job
-    from gpusched.compiled import BRIEFLY_S, compiled_if_long
+    from gpusched.compiled import compiled_if_long
     from gpusched.sched.explain import explain
     from gpusched.sched.slices.split import split
 
     snapshot, sizes = sizes_of_pending(client, job)
-    explanation = compiled_if_long(lambda: explain(snapshot, job.id), BRIEFLY_S)
+    explanation = compiled_if_long(lambda: explain(snapshot, job.id))
     forecast = forecast_job(client, split(snapshot), job, explanation)
     parts = (
         explanation.reason.message, explanation.beside, _cost_of(client, job, explanation.racks),

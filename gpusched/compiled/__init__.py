@@ -12,7 +12,7 @@ compiled passes has a cache folder named by a digest of that module and of all i
 compiles once more what it may touch, and nothing else, and old code never runs. Where the package lies does not count:
 the same code installed anew, or checked out elsewhere, is not compiled again.
 ``NUMBA_DISABLE_JIT=1`` runs the same functions as plain Python, ``GPUSCHED_COMPILED=numba`` leaves all to numba as for
-an unknown version, ``GPUSCHED_COMPILED=always`` compiles even what would be done sooner as Python (`interpreted`);
+an unknown version, ``GPUSCHED_COMPILED=always`` compiles even what would be done sooner as Python;
 ``NUMBA_CACHE_DIR`` names another folder for the cache.
 """
 
@@ -128,8 +128,8 @@ def interpreted(at_most_s: float) -> Iterator[None]:
         _mode.until = before
 
 
-def compiled_if_long(do: Callable[[], _R], at_most_s: float, announce: Callable[[], None] = lambda: None) -> _R:
-    """Return what ``do`` returns, without compiling if its passes are cached, or take at most so long as Python.
+def compiled_if_long(do: Callable[[], _R], announce: Callable[[], None] = lambda: None) -> _R:
+    """Return what ``do`` returns, without compiling if its passes are cached, or take at most `BRIEFLY_S` as Python.
 
     To compile them takes ten seconds and more, which a small cluster's queue never earns; so does what a process has
     often run as Python. ``do`` is called up to three times, so that it must begin anew each time; ``announce`` before
@@ -145,7 +145,7 @@ def compiled_if_long(do: Callable[[], _R], at_most_s: float, announce: Callable[
         if used < ENOUGH_S:
             began = time.thread_time()
             # Python raises where compiled code would go on, such as after a division by zero.
-            with suppress(NotCached, ArithmeticError, LookupError, TypeError, ValueError), interpreted(at_most_s):
+            with suppress(NotCached, ArithmeticError, LookupError, TypeError, ValueError), interpreted(BRIEFLY_S):
                 found = do()
                 _used_s[missing] = used + time.thread_time() - began
                 return found

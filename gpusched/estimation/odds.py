@@ -8,6 +8,7 @@ training trace's rates apply.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -64,7 +65,7 @@ def new_history(gpus: Floats, *groups: Ints) -> History:
 @jit
 def level_of(had_s: float) -> float:
     """Return the level of an attained run time, in factors of two from 15 s on, so that it rarely changes: 0, 1, ..."""
-    return float(np.floor(np.log2(max(had_s, 7.5) / 7.5) + 1e-9))
+    return float(np.floor(math.log2(max(had_s, 7.5) / 7.5) + 1e-9))
 
 
 @jit
@@ -76,7 +77,7 @@ def next_level_s(had_s: float) -> float:
 @jit
 def class_of(gpus: float) -> int:
     """Return the class of sizes."""
-    return int(min(np.ceil(np.log2(max(gpus, 1.0))), CLASSES - 1.0))
+    return int(min(np.ceil(math.log2(max(gpus, 1.0))), CLASSES - 1.0))
 
 
 @jit

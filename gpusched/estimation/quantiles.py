@@ -15,6 +15,7 @@ fewer run times than stated lie below a quantile, a higher level of the distribu
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -97,13 +98,13 @@ def place_of(seconds: float) -> float:
     """Return where a run time lies on the axis of bins: bin i holds i to i + 1."""
     if seconds < _FIRST_S:
         return float(max(seconds, 0.0) / _FIRST_S)
-    return float(min(np.log2(seconds / _FIRST_S) * _PER_OCTAVE + 1.0, BINS - _SURE))
+    return float(min(math.log2(seconds / _FIRST_S) * _PER_OCTAVE + 1.0, BINS - _SURE))
 
 
 @jit
 def seconds_at(place: float) -> float:
     """Return the run time at a place; the first bin's are spread evenly."""
-    return float(_FIRST_S * place if place < 1.0 else _FIRST_S * 2.0 ** ((place - 1.0) / _PER_OCTAVE))
+    return float(_FIRST_S * place if place < 1.0 else _FIRST_S * math.exp2((place - 1.0) / _PER_OCTAVE))
 
 
 @jit
@@ -262,7 +263,9 @@ def fill_mass(known: RunTimes, job: int, had_s: float) -> int:
         first = int(place)
         mass[:first] = 0.0
         mass[first] *= first + 1.0 - place
-        total = mass.sum()
+        total = 0.0
+        for share in mass:  # numpy's own sum rounds otherwise than the compiled one
+            total += share
         if total > 1e-12:
             mass /= total
         else:
@@ -321,8 +324,8 @@ def expected_s(known: RunTimes, job: int) -> float:
     fill_mass(known, job, 0.0)
     total = 0.0
     for i in range(BINS):
-        total += known.mass[i] * np.log(max(seconds_at(i + 0.5), _SHORTEST_S))
-    return float(min(np.exp(total), known.limit[job]))
+        total += known.mass[i] * math.log(max(seconds_at(i + 0.5), _SHORTEST_S))
+    return float(min(math.exp(total), known.limit[job]))
 
 
 @jit
@@ -335,9 +338,10 @@ def crps(known: RunTimes, job: int, seconds: float) -> float:
     for i in range(BINS):
         for part in range(parts):
             at = (part + 0.5) / parts
-            total += (below + at * known.mass[i] - (1.0 if i + at >= place else 0.0)) ** 2 / parts
+            error = below + at * known.mass[i] - (1.0 if i + at >= place else 0.0)
+            total += error * error / parts
         below += known.mass[i]
-    return float(total * np.log(2.0) / _PER_OCTAVE)
+    return float(total * math.log(2.0) / _PER_OCTAVE)
 
 
 SAID = len(QUANTILES) + 2

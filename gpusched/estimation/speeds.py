@@ -7,6 +7,7 @@ points with reports their mean is used.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -124,7 +125,7 @@ def believed(speeds: SpeedStore, kind: int, point: int) -> tuple[float, float]:
 @jit
 def _all_believed(speeds: SpeedStore, kind: int, found: Floats) -> None:
     for point in range(len(found)):
-        found[point] = np.exp(believed(speeds, kind, point)[0])
+        found[point] = math.exp(believed(speeds, kind, point)[0])
 
 
 class SpeedLearner:

@@ -9,6 +9,7 @@ way up, U / S, smallest first, so that without groups it is use itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -73,8 +74,8 @@ def tree_of(groups: Groups, leaves: Sequence[tuple[str, str]]) -> FairShareTree:
 @jit
 def used_now(used: float, held: int, seconds: float, half_life: float) -> float:
     """Return GPU seconds after so many more seconds: usage halves every half-life, decaying continuously."""
-    rate = np.log(2.0) / half_life
-    kept = np.exp(-rate * seconds)
+    rate = math.log(2.0) / half_life
+    kept = math.exp(-rate * seconds)
     return float(used * kept + held * (1.0 - kept) / rate)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from gpusched.compiled import BRIEFLY_S, compiled_if_long, is_interpreted, is_on_disk, may_compile
+from gpusched.compiled import compiled_if_long, is_interpreted, is_on_disk, may_compile
 from gpusched.errors import UsageError
 from gpusched.model.limits import Limits, Quotas
 from gpusched.model.policy import AGENTS
@@ -72,9 +72,9 @@ def replay(trace: Trace, pool: Pool, policy: ReplayPolicy | PolicyFunction | str
     policy = policy_by_name(policy) if isinstance(policy, str) else policy
     if policy.chooses_sizes and settings.elastic is None:
         settings = replace(settings, elastic=elastic_of(trace))
-    if len(trace) > _SHORT_TRACE:
+    if len(trace) > _SHORT_TRACE or policy.model is not None:  # as Python, numpy's tanh rounds otherwise
         return _replay(trace, pool, policy, settings)
-    return compiled_if_long(lambda: _replay(trace, pool, policy, settings), BRIEFLY_S)
+    return compiled_if_long(lambda: _replay(trace, pool, policy, settings))
 
 
 def _replay(trace: Trace, pool: Pool, policy: ReplayPolicy, settings: ReplayOptions) -> ReplayResult:

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpusched.compiled import BRIEFLY_S, compiled_if_long, jit
+from gpusched.compiled import compiled_if_long, jit
 from gpusched.sched.heaps import Heap, new_heap, pop, push
 from gpusched.sched.state import Floats
 from gpusched.sim.engine.build import ReplayOptions
@@ -71,7 +71,7 @@ def bounds_of(trace: Trace, pool: Pool, *, limits: bool = False) -> Bounds:
         gpus = float(pool.gpus[pool.partition == part].sum())
         work = (trace.gpus[jobs] * duration[jobs]).astype(np.float64)
         wait = float((release[jobs] - trace.submit[jobs]).sum())
-        total += wait + compiled_if_long(partial(_flow, release[jobs], duration[jobs], work, gpus), BRIEFLY_S)
+        total += wait + compiled_if_long(partial(_flow, release[jobs], duration[jobs], work, gpus))
         end = max(end, _last_end(release[jobs], duration[jobs], work, gpus))
     return Bounds(total / len(runs), end - float(trace.submit[runs].min()), len(runs))
 

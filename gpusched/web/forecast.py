@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusched.compiled import BRIEFLY_S, compiled_if_long
+from gpusched.compiled import compiled_if_long
 from gpusched.forecast.queue import QueueForecast, RunTimeDraw
 from gpusched.forecast.run_times import RunTimeSampler
 from gpusched.forecast.start_times import draws_of, quantiles
@@ -39,7 +39,7 @@ def forecast(reader: Reader, inventory: Inventory, now: float) -> dict[str, Any]
     if not snapshot.pending:
         return {"now": round(now), "jobs": {}, "ends": {}}
     settings, run_times = inventory.settings, RunTimeSampler(reader.ended_runs())
-    return compiled_if_long(lambda: _simulated(snapshot, settings, run_times, now), BRIEFLY_S)
+    return compiled_if_long(lambda: _simulated(snapshot, settings, run_times, now))
 
 
 def _simulated(snapshot: Snapshot, settings: Settings, run_times: RunTimeSampler, now: float) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def test_the_previous_policies_stay_active_until_the_others_are_compiled(
     def decided(snapshot: Snapshot) -> Plan:
         trials.append(snapshot)
         if not snapshot.policies.keys() <= known:
-            raise compiled.NotCached
+            raise compiled.NotCached("a pass")
         return decide(snapshot)
 
     monkeypatch.setattr(deciding, "compiler_of", start)

@@ -503,7 +503,7 @@ def inverse(value: float) -> float:
     return 1.0 / value
 
 
-def one_call(function: Any, *args: object, at_most_s: float = 60.0) -> tuple[object, list[str], list[object]]:
+def one_call(function: Any, *args: object) -> tuple[object, list[str], list[object]]:
     """Return the result of a new pass by `compiled_if_long`, what happened, and the versions that it has then."""
     anew, said = jit(function.__wrapped__), []
 
@@ -511,7 +511,7 @@ def one_call(function: Any, *args: object, at_most_s: float = 60.0) -> tuple[obj
         said.append("as Python" if is_interpreted() else "compiling" if compiled.may_compile() else "cached")
         return anew(*args)
 
-    return compiled_if_long(do, at_most_s, lambda: said.append("announced")), said, list(anew.signatures)
+    return compiled_if_long(do, lambda: said.append("announced")), said, list(anew.signatures)
 
 
 @pytest.fixture
@@ -519,6 +519,7 @@ def nothing_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file has what is compiled, and nothing has run as Python before."""
     monkeypatch.setattr(compiled, "cache_folder", lambda _module: None)
     monkeypatch.setattr(compiled, "_used_s", {})
+    monkeypatch.setattr(compiled, "BRIEFLY_S", 60.0)
     monkeypatch.delenv("GPUSCHED_COMPILED", raising=False)
 
 
@@ -530,9 +531,11 @@ def test_what_is_short_runs_as_python_and_is_not_compiled() -> None:
 
 
 @pytest.mark.usefixtures("nothing_cached")
-def test_what_takes_longer_is_compiled() -> None:
-    found, said, versions = one_call(halved_until, 8.0, 1.0, at_most_s=0.0)
+def test_what_takes_longer_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "BRIEFLY_S", 0.0)
+    found, said, versions = one_call(halved_until, 8.0, 1.0)
     assert (found, said, len(versions)) == (1.0, ["cached", "as Python", "announced", "compiling"], 1)
+    monkeypatch.setattr(compiled, "BRIEFLY_S", 60.0)
     # and the next time at once, whatever it may take: so it was that long before
     assert one_call(halved_until, 8.0, 1.0)[1] == ["cached", "announced", "compiling"]
 
@@ -560,7 +563,7 @@ def test_what_the_user_did_wrong_is_said_at_once() -> None:
         raise UsageError("no such job")
 
     with pytest.raises(UsageError):
-        compiled_if_long(refused, 60.0)
+        compiled_if_long(refused)
     assert tries == [False]
 
 
@@ -574,7 +577,7 @@ def test_what_is_compiled_already_runs_so(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("GPUSCHED_COMPILED", raising=False)
     assert halved_until(8.0, 1.0) == 1.0
     used = jit(halved_until.__wrapped__)  # type: ignore[attr-defined]
-    assert compiled_if_long(lambda: (used(8.0, 1.0), is_interpreted()), 60.0) == (1.0, False)
+    assert compiled_if_long(lambda: (used(8.0, 1.0), is_interpreted())) == (1.0, False)
 
 
 def test_a_trial_within_a_trial_ends_as_it_began() -> None:

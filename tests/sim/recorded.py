@@ -153,10 +153,13 @@ def record(folder: Path) -> dict[str, str]:
     agent_files(folder)
     found = {}
     for case in cases():
-        found[" ".join(case)] = (
-            run(case[0], case[1], folder) if len(case) == 2 else run_placed(case[0], case[1], case[2] == "costly")
-        )
+        found[" ".join(case)] = digest_of(case, folder)
     return found
+
+
+def digest_of(case: tuple[str, ...], folder: Path) -> str:
+    """One digest; ``folder`` has the `agent_files`."""
+    return run(case[0], case[1], folder) if len(case) == 2 else run_placed(case[0], case[1], case[2] == "costly")
 
 
 if __name__ == "__main__":

@@ -248,6 +248,7 @@ def beside_one_over_two_racks() -> Snapshot:
     )  # fmt: skip
 
 
+@pytest.mark.interpreted
 @settings(max_examples=150, deadline=None)
 @example(beside_a_node_away(), False)
 @example(beside_one_over_two_racks(), False)

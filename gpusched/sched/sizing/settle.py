@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -196,7 +197,7 @@ def speed_at(sizes: Ints, speeds: Floats, known: Ints, gpus: int) -> float:
     for k in (low, high):
         if sizes[k] == gpus:
             return float(speeds[k])
-    slope = np.log(speeds[high] / speeds[low]) / np.log(sizes[high] / sizes[low])
+    slope = math.log(speeds[high] / speeds[low]) / math.log(sizes[high] / sizes[low])
     if sizes[low] < gpus < sizes[high]:
         return float(speeds[low] * (gpus / sizes[low]) ** slope)
     nearest = low if gpus < sizes[low] else high

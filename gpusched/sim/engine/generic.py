@@ -5,6 +5,7 @@ For orders whose keys change while jobs wait, for the naive draw, for conservati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -386,12 +387,13 @@ def _key(
     if order == FAIRSHARE:
         return float(own / 3600.0 + held)
     if order == WFP3:
-        return float(-((w / r) ** 3) * n)
+        ratio = w / r
+        return float(-(ratio * ratio * ratio) * n)
     if order == UNICEF:
-        return float(-w / (max(np.log2(max(n, 1.0)), 1e-15) * r))
+        return float(-w / (max(math.log2(max(n, 1.0)), 1e-15) * r))
     if order == MULTIFACTOR:
         share = own / used if used > 0 else 0.0
-        return float(-(min(w / _MAX_AGE_S, 1.0) + 2.0 ** (-share * active) + n / gpus))
+        return float(-(min(w / _MAX_AGE_S, 1.0) + math.exp2(-share * active) + n / gpus))
     return float(-r if order == LONGEST else r)
 
 
