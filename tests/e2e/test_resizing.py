@@ -365,6 +365,7 @@ done
 """
 
 
+@pytest.mark.interpreted
 @pytest.mark.one_partition
 @pytest.mark.processes
 def test_a_replay_decides_as_the_controller_did_each_time(

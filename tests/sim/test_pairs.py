@@ -33,6 +33,8 @@ from tests.sim.reference_pairs import pool_of, replay_both, sharing_jobs, sharin
 from tests.sim.sized_worlds import SPECS, few_sizes
 
 LIMITED = Quotas(each=Limits(gpus=9))
+pytestmark = pytest.mark.interpreted
+
 
 
 @pytest.mark.parametrize(("backfill", "place"), [
@@ -48,8 +50,8 @@ def test_limits_over_several_partitions_hold_as_live(backfill: str, place: str, 
 
 
 @pytest.mark.parametrize(("name", "backfill", "place"), [
-    ("elastic", "easy", "best-fit"), ("drf", "skip", "first-fit"), ("elastic", "none", "rack"),
-    ("sia", "easy", "fastest"), ("optimus", "conservative", "best-fit"),
+    pytest.param("elastic", "easy", "best-fit", marks=pytest.mark.compiled), ("drf", "skip", "first-fit"),
+    ("elastic", "none", "rack"), ("sia", "easy", "fastest"), ("optimus", "conservative", "best-fit"),
 ])  # fmt: skip
 @pytest.mark.parametrize(("partitions", "quotas"), [("pp", None), ("pp", LIMITED), ("ppqq", LIMITED)])
 @pytest.mark.parametrize("seed", [1, 2])

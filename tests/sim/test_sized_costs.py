@@ -63,6 +63,8 @@ from tests.sim.worlds import trace_of
 POOL = Pool.of([NodeSpec(4, 64, 1 << 16, "A", "p", name=f"n{i}") for i in range(6)])
 RACKS = topology("r1", "r1", "r1", "r2", "r2", "r2")
 KNOWN = beliefs(0.3, 0.5, 1.6, 0.4)
+pytestmark = pytest.mark.interpreted
+
 
 
 def with_waits(trace: Trace, seed: int) -> Trace:
@@ -246,7 +248,9 @@ def resizes(slow: CostlySized) -> list[Resize]:
     ("name", "seed", "backfill", "wait_s", "own"),
     [("elastic", 1, "easy", 600.0, True), ("drf", 2, "skip", 3000.0, True), ("elastic", 3, "none", 86_400.0, False)],
 )
-@pytest.mark.parametrize("place", ["contention", "rack-wait", "rack", "best-fit"])
+@pytest.mark.parametrize(
+    "place", [pytest.param("contention", marks=pytest.mark.compiled), "rack-wait", "rack", "best-fit"]
+)
 def test_the_fast_replay_decides_as_the_controller_does_on_snapshots(
     name: str, place: str, seed: int, backfill: str, wait_s: float, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ from tests.sim.worlds import trace_of
 
 POOL = Pool.of([NODE._replace(name=f"n{i}") for i in range(3)])
 ON_DEMAND = Pool.of([NodeSpec(3, name=f"n{i}", cuttable=tuple((gpu, A100) for gpu in range(3))) for i in range(2)])
+pytestmark = pytest.mark.interpreted
 
 
 def with_priorities(trace: Trace) -> Trace:
@@ -80,7 +81,9 @@ def one(profile: str, gpus: int = 1, submit: Sequence[float] = (0.0,), duration:
 
 
 
-@pytest.mark.parametrize("policy", ["fifo", "easy", "sjf-skip", "fairshare", "sjf+conservative"])
+@pytest.mark.parametrize(
+    "policy", ["fifo", "easy", pytest.param("sjf-skip", marks=pytest.mark.compiled), "fairshare", "sjf+conservative"]
+)
 def test_a_replay_starts_each_job_as_live_decisions_do(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(2):
         quotas = QuotaSet(Quotas(each=Limits(gpus=2 + seed))) if policy == "easy" else None
@@ -211,7 +214,6 @@ def test_gpus_held_in_other_partitions_count_for_live_decisions(monkeypatch: pyt
 
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("spec", "model", "seed"),
     [(RLTUNE, WILD[0], 5), *((GIST, wild(seed), seed) for seed in range(3))],
@@ -248,7 +250,6 @@ def ordering(spec: PolicySpec, model: TrainedModel) -> ReplayPolicy:
     )  # fmt: skip
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize("policy", [ordering(RLTUNE, BY_SHARE), ordering(GIST, wild(1)), preempting(LAS)])
 def test_agents_of_several_partitions_share_limits_as_the_controller_asks_them(
     policy: ReplayPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
