@@ -40,6 +40,7 @@ BRIEFLY_S = 0.5
 ENOUGH_S = 10.0
 """CPU seconds for which a process runs the same as Python, over all calls: about what it takes to compile it."""
 _used_s: dict[object, float] = {}
+"""How long each version has run as Python so far, in CPU seconds."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -262,6 +262,9 @@ def test_a_gang_whose_rank_had_failed_before_fails() -> None:
     step = reconcile_job(stopping(nodes=2), ranks(2), sees(*answers))
     assert ending(step).outcome == JobState.FAILED
     assert "rank 0" in ending(step).message
+    answers = says("exited", exit_code=0, finished_at=NOW - 6), says("exited", 1, exit_code=9, finished_at=NOW - 6)
+    step = reconcile_job(stopping(nodes=2), ranks(2), sees(*answers))
+    assert (step.job.state, step.job.exit_code) == (JobState.FAILED, 9), "not by the first to end, which did well"
 
 
 def test_an_attempt_lost_with_its_node_has_saved_nothing() -> None:

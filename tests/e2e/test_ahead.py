@@ -40,8 +40,7 @@ def test_a_start_is_predicted_recorded_and_judged(house: Cluster, share: Path) -
     (share / "go").touch()
     for job in (first, second, waits):
         house.wait_state(job, "COMPLETED")
-    plain = {"NUMBA_DISABLE_JIT": "1"}  # three jobs: compiling the simulator would take longer
-    report = json.loads(house.cli("replay", "--nightly", "--since", "1d", "--json", env=plain).stdout)
+    report = json.loads(house.cli("replay", "--nightly", "--since", "1d", "--json").stdout)
     (score,) = [s for s in report["predictions"] if s["partition"] == "A100"]
     assert (score["made"], score["started"]) == (1, 1)
     assert score["median_error_s"] < 0, "the jobs before it ended long before their limits"

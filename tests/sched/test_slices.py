@@ -199,6 +199,7 @@ def test_advice_about_limits_counts_slices_by_their_share() -> None:
     assert "at most 7 slices of 1g.10gb (--gpus 1g.10gb:7)" in steps(14, "gpus", 1)
     assert "cancel" not in steps(7, "gpu_s", 3600), "an hour of seven sevenths"
     assert "a time limit of at most 0:30:00 (-t 0:30:00)" in steps(14, "gpu_s", 3600)
+    assert "time limit" not in steps(7, "gpu_s", 36000), "a longer one would not help"
     week = snapshot([node("a", gpus=4)], [pending("j", 1, limit=14 * 86400.0)])
     full = explain(limited(week, "gpu_s", 7 * 86400, 7 * 86400), "j").next_steps
     assert not any("cancel" in step for step in full), "of a longer one seven days count"

@@ -61,9 +61,10 @@ def test_amounts_that_no_machine_has(put: Put, row: str) -> None:
     folder = put("pai_job_table.csv", samples.PAI_JOB).parent
     put("pai_task_table.csv", samples.PAI_TASK.replace(samples.PAI_TASK.splitlines()[1], row))
     assert load(folder).gpus.min() >= 0
-    trace = load(put("trace_kalos.csv", samples.KALOS.replace(",1000,", ",1e308,")))
-    assert trace.ids == ("dlc1t2ypl09b8qtp",)
-    tracefile.check(trace)
+    for amount in ("1e308", "1e15"):  # the second only in MiB, and of eight nodes
+        trace = load(put("trace_kalos.csv", samples.KALOS.replace(",1000,", f",{amount},")))
+        assert trace.ids == ("dlc1t2ypl09b8qtp",)
+        tracefile.check(trace)
 
 
 def test_lines_count_quoted_line_ends(put: Put) -> None:

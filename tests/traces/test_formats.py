@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpusched.errors import GpuschedError, UsageError
+from gpusched.errors import FileError, GpuschedError, UsageError
 from gpusched.traces import file as tracefile
 from gpusched.traces.load import load
 from gpusched.traces.readers.guess import detect_format
@@ -220,6 +220,8 @@ def test_gavel(put: Put) -> None:
     assert trace.rejected == ((3, "job_type: found A3C on 4 GPUs, expected a model measured on that many GPUs"),)
     ten = load(put("new.trace", samples.GAVEL_10))
     assert (ten.submit.tolist(), ten.duration.tolist()) == ([12.5], pytest.approx([1000.0]))
+    with pytest.raises(FileError, match=r"none\.trace:1: .*7 or 10 tab-separated fields"):
+        load(put("none.trace", "a\tb\n"), "gavel")
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".gz", lzma.compress)])
@@ -230,6 +232,14 @@ def test_compressed_by_content(put: Put, suffix: str, pack: Callable[[bytes], by
     path.write_bytes(pack(samples.PHILLY_CSV.encode())[:-12])
     with pytest.raises(GpuschedError, match="cannot be unpacked"):
         load(path)
+
+
+def test_a_small_file_may_unpack_to_any_times_its_size(put: Put) -> None:
+    path = put("p.csv.gz", "")
+    text = samples.PHILLY_CSV + 1_000_000 * "\n"
+    path.write_bytes(gzip.compress(text.encode()))
+    assert path.stat().st_size * 500 < len(text)
+    assert len(load(path)) == 3
 
 
 def test_folder_with_one_trace(put: Put) -> None:

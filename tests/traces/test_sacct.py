@@ -102,6 +102,14 @@ def test_jobs_of_one_second_are_in_the_order_of_their_numbers(put: Put) -> None:
     assert trace.ids == ("9", "9~2", "36", "36_2", "36_10", "100")
 
 
+def test_a_run_after_the_first_row_s_is_one_again(put: Put) -> None:
+    times = dict.fromkeys(("Submit", "Eligible", "Start"), "2026-11-23T15:24:00")
+    later = {"Start": "2026-11-23T15:24:20", "End": "2026-11-23T15:24:30"}
+    first, second = row(JobID="9", **times, End="2026-11-23T15:24:10"), row(JobID="9", **times | later)
+    trace = load(put("f", text(first, second)))
+    assert "1 job run again after a requeue, or under an id that was used before" in trace.notes
+
+
 @pytest.mark.parametrize("separator", ["|", "\x1f", "\t"])
 def test_columns_in_any_order_with_any_separator(put: Put, separator: str) -> None:
     """Only what is needed, as ``sacct -p`` ends lines; a name that holds another separator is no trouble."""
