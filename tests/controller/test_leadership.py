@@ -117,10 +117,11 @@ def test_a_killed_controllers_child_that_has_the_lock_for_a_moment_is_waited_for
         waits.join()
 
 
-def test_the_lease_of_another_machine_is_waited_for(tmp_path: Path, clock: Time) -> None:
-    """Its lock may not reach here, as on some network filesystems."""
+@pytest.mark.parametrize("beat", [0, 9])
+def test_the_lease_of_another_machine_is_waited_for(tmp_path: Path, clock: Time, beat: int) -> None:
+    """Its lock may not reach here, as on some network filesystems. Any change is one, not only a later beat."""
     claim(tmp_path, 7)
-    put(tmp_path)
+    put(tmp_path, beat=beat)
     beats = iter(range(1, 9))
     clock.during = lambda: put(tmp_path, beat=next(beats)) if clock.now >= 2 else None
     with pytest.raises(AlreadyRunning, match=r"\(login1, pid "), leadership(tmp_path):

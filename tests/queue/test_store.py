@@ -533,7 +533,7 @@ def test_usage_by_job_and_by_user_is_the_sum_of_its_rows(store: Store) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_recent_use_is_an_integral_that_may_be_asked_for_at_any_time(store: Store, seed: int) -> None:
     """Summed from one change on a node to the next. While two attempts share a GPU, each has half of it."""
-    rng, half_life, since = random.Random(seed), 5000.0, -8000.0
+    rng, half_life = random.Random(seed), 5000.0
     attempts = list[tuple[str, str, str, float, float | None, tuple[int, ...], bool]]()
     for node in range(30):
         shares = node % 3 > 0
@@ -551,7 +551,8 @@ def test_recent_use_is_an_integral_that_may_be_asked_for_at_any_time(store: Stor
             store.open_run(run)
             if end is not None:
                 store.close_run(str(number), 1, end, JobState.COMPLETED)
-    for now in (9000.0, 7200.0, 7199.0, 10_800.0, 12_345.0, 12_345.0, 3.0, 14_400.0):
+    times = (9000.0, 7200.0, 7199.0, 10_800.0, 12_345.0, 12_345.0, 3.0, 14_400.0)
+    for now, since in (*((now, -8000.0) for now in times), (14_400.0, 2800.0)):
         wanted = dict[str, float]()
         for node, user, group, begin, end, gpus, _ in attempts:
             begin, end = max(begin, since), min(now if end is None else end, now)
