@@ -82,6 +82,9 @@ def test_a_node_that_is_lost_counts_for_its_partition(store: Store) -> None:
     store.append([Event(time=T, kind="agent_disabled", data={"partition": "q", "why": "x"})])
     kept.write()
     assert (totals(store).nodes_down, totals(store).fallbacks) == ({node.partition: 1}, {"q": 1})
+    store.append([Event(time=T, kind="gpu_lost", node=node.name) for _ in range(3)])
+    kept.write()
+    assert totals(store).gpus_lost == {node.partition: 3}
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(1, 4))

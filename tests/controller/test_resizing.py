@@ -55,6 +55,8 @@ def test_it_is_asked_with_a_note_and_given_the_grace() -> None:
     assert ending.resizes == Resizes(
         count=1, times=(NOW,), before=1, why="grows (decided by sized)", start_timeout_s=50.0
     )
+    assert ending.ending is not None
+    assert ending.ending.kill_at == NOW + 10.0
     step = step_of(ending, says("running"))
     assert verbs(step) == [("signal", 0, "TERM")]
     assert msgspec.json.decode(step.operations[0].note or "") == {"from": 1, "to": 2, "deadline": NOW + 10.0}

@@ -123,6 +123,8 @@ def test_pai2020(put: Put, with_instances: bool) -> None:
     assert names(trace, "user") == ["alice", "bob", "bob"]
     assert [line for line, _ in trace.rejected] == [4, 5]
     assert load(folder / "pai_job_table.csv").ids == trace.ids
+    put("pai_task_table.csv", samples.PAI_TASK.replace(",50.0,MISC", ",0.1,MISC"))
+    assert load(folder).gpu_milli.tolist()[0] == 1, "a thousandth is the least"
 
 
 def test_pai2020_counts_instances_that_say_nothing(put: Put) -> None:
