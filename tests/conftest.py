@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import os
 import signal
 import threading
@@ -10,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -121,9 +121,8 @@ def _interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     if marked("interpreted") is None:
         yield
         return
-    monkeypatch.setattr(compiled._Pass, "version", lambda self, _args: self._function)
-    monkeypatch.setattr(compiled._Pass, "__call__", lambda self, *args: self._function(*args))
-    with np.errstate(all="ignore"):  # as compiled
+    with compiled.interpreted(math.inf):
+        monkeypatch.setattr(compiled._Mode, "until", math.inf)  # of threads that the test starts
         yield
 
 

@@ -83,5 +83,5 @@ def _announce_compilation() -> None:
     """Warn on a terminal before the forecast is compiled."""
     from gpusched.forecast.run import run_forward
 
-    if sys.stderr.isatty() and not is_on_disk(run_forward):
+    if sys.stderr.isatty() and hasattr(run_forward, "signatures") and not is_on_disk(run_forward):
         print("gpusched: compiling the forecast (once after installation or upgrade) ...", file=sys.stderr, flush=True)

@@ -36,7 +36,6 @@ LIMITED = Quotas(each=Limits(gpus=9))
 pytestmark = pytest.mark.interpreted
 
 
-
 @pytest.mark.parametrize(("backfill", "place"), [
     *product(("none", "skip", "easy", "conservative"), ("best-fit", "rack")), ("none", "fastest"), ("easy", "fastest"),
 ])  # fmt: skip

@@ -66,7 +66,6 @@ KNOWN = beliefs(0.3, 0.5, 1.6, 0.4)
 pytestmark = pytest.mark.interpreted
 
 
-
 def with_waits(trace: Trace, seed: int) -> Trace:
     """The same jobs, some with waits of their own for one rack."""
     waits = np.random.default_rng(seed).choice([-1, -1, 0, 300, 4000], len(trace))
