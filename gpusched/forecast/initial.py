@@ -264,7 +264,7 @@ def _passes(
         for view, at in zip(waiting.views, jobs.account[:, 0].tolist(), strict=True)
         if view.array_room is not None
     }
-    scale = gpu_scale(snapshot, waiting.views)
+    scale = waiting.scale
     held_gpus = [scaled_gpus(gpus, job.spec, scale) for gpus, job in zip(whole, snapshot.running, strict=True)]
     account[:, 0], account[first, 1] = -1, held_gpus
     account[first, 2] = account[first, 1] * np.clip(left, 0.0, WEEK_S)

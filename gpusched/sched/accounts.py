@@ -31,19 +31,21 @@ def accounts_of(
     chains: dict[tuple[int, tuple[int, ...]], int] = {(-1, ()): -1}
     rows: list[tuple[int, int, int]] = []
     first: list[int] = []
-    for job in jobs:
+    counted = jobs if units or any(job.array_room is not None for job in jobs) else ()
+    for job in counted:
         array = -1
         if job.array_room is not None:
             array = arrays.setdefault(job.array_id or job.id, len(rooms))
             if array == len(rooms):
                 rooms.append(job.array_room)
         key = (array, job.bounds if units else ())
-        if key not in chains:
-            chains[key] = len(rows)
-            rows += chain([(array, 0)] * (array >= 0) + [(at, units[at]) for at in key[1]], len(rows))
-        first.append(chains[key])
+        at = chains.get(key)
+        if at is None:
+            at = chains[key] = len(rows)
+            rows += chain([(array, 0)] * (array >= 0) + [(bound, units[bound]) for bound in key[1]], at)
+        first.append(at)
     account = np.empty((len(jobs), 3), np.int64)
-    account[:, 0], account[:, 1], account[:, 2] = first, gpus, gpus * np.minimum(limit, WEEK_S)
+    account[:, 0], account[:, 1], account[:, 2] = first or -1, gpus, gpus * np.minimum(limit, WEEK_S)
     return account, ints(rooms), np.array(rows, LINK)
 
 

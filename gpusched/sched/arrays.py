@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from gpusched.sched.reservations.calendar import Reserved, grouped, reserved_mas
 from gpusched.sched.state import (
     Calendar,
     Flags,
+    Floats,
     Ints,
     QueueJobs,
     Releases,
@@ -33,7 +35,8 @@ from gpusched.sched.topology.spread import SpreadRequest, current_requests, rack
 
 # nodelist, exclude, excluded nodes, GPU types, size of whole nodes; all empty: any node
 AllowedKey = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[int, ...]]
-MaskKey = tuple[AllowedKey, int, float]  # reservation it is of (-1), alike to reservations
+MaskKey = tuple[int, int, float]  # number of its `AllowedKey`, reservation it is of (-1), alike to reservations
+_ANYWHERE: AllowedKey = ((), (), (), (), ())
 _NO_RESERVATIONS = -1.0
 Column = Iterable[Any]
 ShapeKey = tuple[str, int, int, int, int, int, int, int]
@@ -155,6 +158,7 @@ class PendingArrays(NamedTuple):
         parts: Nodes that all of them together could get.
         queues: Partition -> its jobs.
         calendar: When nodes are reserved; goes with the rows of ``jobs.masks``.
+        scale: Into how many parts of a GPU ``jobs.account`` and ``jobs.room`` count (`accounts.gpu_scale`).
     """
 
     views: list[PendingView]
@@ -164,6 +168,7 @@ class PendingArrays(NamedTuple):
     parts: int
     queues: dict[str, list[int]]
     calendar: Calendar
+    scale: int
 
     def ordered(self, partition: str, order: str, ties: str = "first") -> Ints:
         """Return the partition's jobs from first to last, ``int64[jobs]``; ``ties``: as a policy's."""
@@ -196,30 +201,37 @@ def waiting_of(
     rows are to be turned to other times, else now (none is rounded beyond the begin of a reservation).
     """
     specs = [job.spec for job in eligible]
+    left = np.array([s.time_limit_s if j.resizes is None else j.limit_s for j, s in zip(eligible, specs, strict=True)])
+    limit = np.maximum(left, 0.0)
     # Masks, shapes and limits are numbered as they first appear: most jobs of a long queue share a few of each.
     masks: dict[MaskKey, int] = {}
-    owns, groups, lasts = _to_reservations(eligible, world.reserved, by_limit)
-    nodes = [(j.spec.nodelist, j.spec.exclude, j.excluded_nodes, j.spec.gpu_types, _whole(j.spec)) for j in eligible]
+    owns, groups, lasts = _to_reservations(eligible, limit, world.reserved, by_limit)
+    kinds: dict[AllowedKey, int] = {_ANYWHERE: 0}
+    allowed = [
+        kinds.setdefault((s.nodelist, s.exclude, j.excluded_nodes, s.gpu_types, _whole(s)), len(kinds))
+        if s.nodelist or s.exclude or j.excluded_nodes or s.gpu_types or s.exclusive
+        else 0
+        for j, s in zip(eligible, specs, strict=True)
+    ]
     mask = [
-        masks.setdefault((key, own, group), len(masks)) if group >= 0 or any(key) else -1
-        for key, own, group in zip(nodes, owns, groups, strict=False)
+        masks.setdefault((kind, own, group), len(masks)) if kind or group >= 0 else -1
+        for kind, own, group in zip(allowed, owns, groups, strict=False)
     ]
     partition = [s.partition for s in specs]
     parts, gpus = [s.nodes for s in specs], [s.gpus_per_node for s in specs]
     cores, memory = [s.cores_per_node for s in specs], [s.memory_mib_per_node for s in specs]
     shapes: dict[ShapeKey, int] = {}
     columns = zip(partition, parts, gpus, cores, memory, mask, repeat(0), repeat(-1), strict=False)
-    limits: dict[tuple[int, float], float] = {}
-    for own, group, lasting in zip(owns, groups, lasts, strict=False):
-        limits[own, group] = max(lasting, limits.get((own, group), 0.0))
-    allowed, calendar = _masks_of(list(masks), limits, world)
+    rows, calendar = _masks_of(masks, list(kinds), _longest(masks, mask, lasts), world)
     # without racks and splits every job has one request, and no chains are built
     if snapshot is not None and (world.racked or any(s.max_nodes is not None for s in specs)):
         open_to = calendar.base.tolist() or list(range(len(masks)))
-        shape, most = _chains(eligible, mask, open_to, allowed, world, snapshot, shapes)
+        shape, most = _chains(eligible, mask, open_to, rows, world, snapshot, shapes)
     else:
         shape, most = [shapes.setdefault(key, len(shapes)) for key in columns], parts
-    limit = np.array([max(0.0, job.limit_s) for job in eligible], dtype=np.float64)
+    requests = _requests_of(list(shapes), world)
+    # Slurm lets jobs wait that ask for more nodes than there are, millions of them
+    held = int(np.minimum(ints(most), (requests.hi - requests.lo)[shape]).sum())
     several = ints(parts)
     whole = several * ints(gpus)
     scale = gpu_scale(snapshot, eligible)
@@ -232,7 +244,7 @@ def waiting_of(
         account=account,
         room=room,
         feasibility=np.zeros(len(shapes), np.int64),
-        masks=allowed,
+        masks=rows,
         links=links,
     )
     keys = Keys(
@@ -243,16 +255,13 @@ def waiting_of(
         cores=several * ints(cores),
         memory=several * ints(memory),
         limit=np.array([s.time_limit_s for s in specs], dtype=np.float64),
-        expected=np.array([j.expected_s for j in eligible], dtype=np.float64),
+        expected=np.minimum(np.array([inf if (s := j.estimate_s) is None else s for j in eligible]), left),
         usage=np.array([usage.get(leaf_of(j.user, j.group), 0.0) for j in eligible], dtype=np.float64),
     )
     queues: dict[str, list[int]] = {}
     for i, name in enumerate(partition):
         queues.setdefault(name, []).append(i)
-    # Slurm lets jobs wait that ask for more nodes than there are, millions of them
-    width = {name: stop - first for name, (first, stop) in world.span.items()}
-    held = sum(min(n, width.get(name, 0)) for n, name in zip(most, partition, strict=True))
-    return PendingArrays(eligible, jobs, _requests_of(list(shapes), world), keys, held, queues, calendar)
+    return PendingArrays(eligible, jobs, requests, keys, held, queues, calendar, scale)
 
 
 def scratch_for(world: NodeArrays, waiting: PendingArrays, releases: Releases) -> Scratch:
@@ -335,33 +344,48 @@ def _requests_of(shapes: list[ShapeKey], world: NodeArrays) -> Requests:
     return Requests(ints([s[0] for s in spans]), ints([s[1] for s in spans]), *(ints(list(c)) for c in columns))
 
 
-def _to_reservations(eligible: list[PendingView], reserved: Reserved, by_limit: bool) -> tuple[Column, Column, Column]:
+def _to_reservations(
+    eligible: list[PendingView], limits: Floats, reserved: Reserved, by_limit: bool
+) -> tuple[Column, Column, Sequence[float] | Floats]:
     """Return each job's reservation (-1: none), a number shared by jobs treated alike, and a limit."""
     if not reserved:
         return repeat(-1), repeat(_NO_RESERVATIONS), ()
     owns = [-1 if job.reserved is None else reserved.number.get(job.reserved.name, -1) for job in eligible]
-    lasts = [max(0.0, job.limit_s) for job in eligible]
-    limits = np.array(lasts, np.float64)
     groups = grouped(limits)
     if by_limit:
-        return owns, groups.tolist(), groups.tolist()
+        return owns, groups.tolist(), groups
     # how many begin before it would end, and about how long it lasts, by which nodes are kept (`keeping`)
     begun = np.searchsorted(reserved.begins, reserved.now + limits)
-    return owns, (begun + groups * (len(reserved.begins) + 1)).tolist(), lasts
+    return owns, (begun + groups * (len(reserved.begins) + 1)).tolist(), limits
 
 
-def _masks_of(keys: list[MaskKey], limits: dict[tuple[int, float], float], world: NodeArrays) -> tuple[Flags, Calendar]:
+def _longest(
+    masks: Mapping[MaskKey, int], mask: list[int], lasts: Sequence[float] | Floats
+) -> dict[tuple[int, float], float]:
+    """Return the longest of the limits ``lasts`` (empty: none count) of jobs that are of one reservation and alike."""
+    limits, longest = dict[tuple[int, float], float](), np.zeros(len(masks))
+    if len(lasts):
+        np.maximum.at(longest, mask, lasts)
+    for (_, own, like), most in zip(masks, longest.tolist(), strict=True):
+        limits[own, like] = max(most, limits.get((own, like), 0.0))
+    return limits
+
+
+def _masks_of(
+    keys: Iterable[MaskKey], kinds: list[AllowedKey], limits: dict[tuple[int, float], float], world: NodeArrays
+) -> tuple[Flags, Calendar]:
     """Return `_allowed` as reservations leave it now, one row per key, then one row as work space.
 
     ``limits``: of those that are alike, the longest limit, or about that of all.
     """
     if not world.reserved or not keys:
-        return _allowed([key for key, _, _ in keys], world), no_calendar()
-    place: dict[AllowedKey, int] = {}
-    base = ints([place.setdefault(key, len(place)) for key, _, _ in keys])
+        return _allowed([kinds[kind] for kind, _, _ in keys], world), no_calendar()
+    place: dict[int, int] = {}
+    base = ints([place.setdefault(kind, len(place)) for kind, _, _ in keys])
     limit = np.array([limits[own, like] for _, own, like in keys], np.float64)
     own = ints([own for _, own, _ in keys])
-    return reserved_masks(world.reserved, _allowed(list(place), world), base, own, limit, world.usable)
+    allowed = _allowed([kinds[kind] for kind in place], world)
+    return reserved_masks(world.reserved, allowed, base, own, limit, world.usable)
 
 
 def allowed_nodes(

@@ -16,7 +16,7 @@ from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.agent import Context, decide_by_agent
 from gpusched.sched.arrays import NodeArrays, PendingArrays, node_arrays_of, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import ineligible
-from gpusched.sched.fit import request_of, set_feasibility
+from gpusched.sched.fit import set_feasibility
 from gpusched.sched.gpus import Links, picked
 from gpusched.sched.reasons import QueueBlock, Verdicts, holds_back
 from gpusched.sched.sharing.pairs import pairs_of
@@ -64,8 +64,9 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     snapshot, resizes, troubles = sized.snapshot, sized.resizes, sized.troubles
     reasons: dict[str, Reason] = {}
     eligible: list[PendingView] = []
+    now, policies = snapshot.now, snapshot.policies
     for job in snapshot.pending:
-        why = ineligible(job, snapshot.now, snapshot.policies) or sized.waits.get(job.id)
+        why = ineligible(job, now, policies) or (sized.waits.get(job.id) if sized.waits else None)
         if why is None:
             eligible.append(job)
         else:
@@ -240,18 +241,19 @@ def _staged(context: Context) -> tuple[list[int], QueueBlock]:
 def starts(world: NodeArrays, waiting: PendingArrays, outcome: PassOutcome) -> list[Start]:
     """Return the started jobs with the GPUs picked on each node, and remove these from ``world.free``."""
     matrices: dict[str, Links] = {}
-    actions, requests = [], waiting.requests
+    actions, requests = list[Start](), waiting.requests
+    counts, gpus, cores, memory = (column.tolist() for column in requests[2:6])
     nodes, offset = outcome.nodes.tolist(), outcome.offset.tolist()
-    for j in outcome.started[: outcome.total[0]].tolist():
-        job, given = waiting.views[j], request_of(requests, int(outcome.shape[j]))
-        rows = nodes[offset[j] : offset[j] + given.parts]
+    started = outcome.started[: outcome.total[0]]
+    for j, shape in zip(started.tolist(), outcome.shape[started].tolist(), strict=True):
+        job, rows = waiting.views[j], nodes[offset[j] : offset[j] + counts[shape]]
         parts = tuple(
             NodeAllocation(
                 rank=rank,
                 node=world.nodes[row].name,
-                gpus=picked(world.nodes[row], world.free[row], int(given.gpus), matrices),
-                cores=int(given.cores),
-                memory_mib=int(given.memory),
+                gpus=picked(world.nodes[row], world.free[row], gpus[shape], matrices),
+                cores=cores[shape],
+                memory_mib=memory[shape],
             )
             for rank, row in enumerate(rows)
         )

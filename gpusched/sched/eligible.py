@@ -26,18 +26,19 @@ def ineligible(job: PendingView, now: float, policies: Mapping[str, PolicySpec])
     """
     if job.held_by:
         return HELD_BY_ADMIN if job.held_by == "admin" else HELD_BY_USER
-    if job.spec.partition not in policies:
+    policy = policies.get(job.spec.partition)
+    if policy is None:
         return Reason(code=ReasonCode.PARTITION_UNKNOWN, message=f"there is no partition {job.spec.partition}")
-    if out_of_reach(job.spec, policies[job.spec.partition]):
-        return Reason(code=ReasonCode.POLICY, message=no_racks(policies[job.spec.partition].name))
+    if out_of_reach(job.spec, policy):
+        return Reason(code=ReasonCode.POLICY, message=no_racks(policy.name))
     if job.barred:
         return Reason(code=ReasonCode.NOT_ELIGIBLE, message=f"Slurm does not allow it to start: {job.barred}")
     if job.unreserved:
         return Reason(code=ReasonCode.RESERVATION, message=job.unreserved)
-    if job.dependency == "never":
-        message = job.dependency_message or "its dependency can never be met"
-        return Reason(code=ReasonCode.DEPENDENCY_NEVER_SATISFIED, message=message)
     if job.dependency:
+        if job.dependency == "never":
+            message = job.dependency_message or "its dependency can never be met"
+            return Reason(code=ReasonCode.DEPENDENCY_NEVER_SATISFIED, message=message)
         return Reason(code=ReasonCode.DEPENDENCY, message=job.dependency_message or "waits for another job")
     if job.eligible_time is not None and job.eligible_time > now:
         if job.awaits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +12,6 @@ from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import Snapshot
-from gpusched.sched.accounts import gpu_scale
 from gpusched.sched.arrays import NodeArrays, PendingArrays, racks_for_ask
 from gpusched.sched.eligible import ARRAY_FULL
 from gpusched.sched.fit import request_of, shortfall, unreserved, unreserved_row
@@ -40,7 +40,7 @@ from gpusched.sched.text import (
     jobs_ahead,
     keeps_room,
     not_available,
-    rounded,
+    rounding_step,
     scattered,
     shortage,
     starts_in,
@@ -82,10 +82,10 @@ class Verdicts:
         self._world, self._waiting, self._codes = world, waiting, codes
         self._shapes, self._lo = waiting.jobs.shape.tolist(), waiting.requests.lo.tolist()
         self._by_shape: dict[tuple[int, int, bool], Reason] = {}
-        self._ahead: dict[int, Reason] = {}
         self._limits, self._bounds = LimitReasons(snapshot), len(snapshot.bounds)
-        self._scale = gpu_scale(snapshot, waiting.views)
-        self._accounts: list[list[int]] = waiting.jobs.account.tolist()
+        self._scale = waiting.scale
+        self._accounts, self._links = waiting.jobs.account, waiting.jobs.links.tolist()
+        self._room: list[int] = waiting.jobs.room.tolist()
         self._by_account: dict[tuple[int, ...], Reason] = {}
         self._of_reserved: dict[tuple[int, float, str], Reason] = {}
         self._reserved_on: dict[int, list[Reservation]] = {}
@@ -98,16 +98,23 @@ class Verdicts:
             POLICY: HELD_BACK if block.policy.agent else _UNLUCKY,
             MAPPING: ELSEWHERE,
         }
-        ahead = 0
+        holding = {code for code in set(codes) if holds_back(code)}
+        ahead, until = 0, 0  # from so many jobs on, their number is said otherwise
         for job in queue:
             code = codes[job]
             if code == STARTED:
                 continue
+            view, before = views[job], ahead
+            if code in holding:
+                ahead += 1 + view.behind
             if only is not None and job != only:
-                ahead += 1 + views[job].behind if holds_back(code) else 0
                 continue
             if code == PRIORITY:
-                reason = self._before(ahead)
+                if before >= until:
+                    behind = Reason(code=ReasonCode.PRIORITY, message=jobs_ahead(before))
+                    step = rounding_step(before)
+                    until = (before // step + 1) * step
+                reason = behind
             elif code == LIMIT:
                 reason = self._limit(job)
             elif code in same_for_all:
@@ -115,30 +122,27 @@ class Verdicts:
             else:
                 patient = self._is_patient(job, block.policy)  # of one that is, other things may be said
                 reason = self._by_shape.get((code, shapes[job], patient)) or self._short(code, patient, job, block)
-            ahead += 1 + views[job].behind if holds_back(code) else 0
-            reasons[views[job].id] = reason
+            reasons[view.id] = reason
 
     def _limit(self, job: int) -> Reason:
         """Return the reason of the first bound that leaves too little once all are started."""
-        key = tuple(self._accounts[job])
+        key = tuple(self._accounts[job].tolist())
         found = self._by_account.get(key)
         if found is None:
-            found = self._by_account[key] = self._exceeded(*key)[0][1]
+            found = self._by_account[key] = next(self._exceeded(*key))[1]
         return found
 
     def exceeded(self, job: int) -> list[tuple[int, Reason]]:
         """Return every bound that leaves too little for the job once all are started, with its reason."""
-        return self._exceeded(*self._accounts[job])
+        return list(self._exceeded(*self._accounts[job].tolist()))
 
-    def _exceeded(self, at: int, gpus: int, gpu_s: int) -> list[tuple[int, Reason]]:
-        links, room, found = self._waiting.jobs.links, self._waiting.jobs.room, []
+    def _exceeded(self, at: int, gpus: int, gpu_s: int) -> Iterator[tuple[int, Reason]]:
         while at >= 0:
-            bound, unit, at = links[at].tolist()
+            bound, unit, at = self._links[at]
             scale = self._scale if unit else 1
-            cost, left = (1, gpus, gpu_s)[unit] / scale, int(room[bound]) / scale
+            cost, left = (1, gpus, gpu_s)[unit] / scale, self._room[bound] / scale
             if cost > max(left, 0):
-                found.append((bound, self._limits.of(bound, cost, left) if bound < self._bounds else ARRAY_FULL))
-        return found
+                yield bound, self._limits.of(bound, cost, left) if bound < self._bounds else ARRAY_FULL
 
     def _delayed(self, block: QueueBlock) -> Reason:
         if block.head < 0:
@@ -149,12 +153,6 @@ class Verdicts:
         if self._codes[block.head] == POLICY and block.policy.place == "contention":
             return Reason(code=ReasonCode.BACKFILL, message=keeps_room(head))
         return Reason(code=ReasonCode.BACKFILL, message=would_delay(head, block.shadow - self._now))
-
-    def _before(self, ahead: int) -> Reason:
-        figure = rounded(ahead)
-        if figure not in self._ahead:
-            self._ahead[figure] = Reason(code=ReasonCode.PRIORITY, message=jobs_ahead(ahead))
-        return self._ahead[figure]
 
     def _is_patient(self, job: int, policy: PolicySpec) -> bool:
         """Return whether the job may still wait for better nodes."""

@@ -107,10 +107,16 @@ def jobs_ahead(ahead: int) -> str:
 
 def rounded(ahead: int) -> int:
     """Round down to two digits above 100, so that many jobs share few messages from cycle to cycle."""
+    step = rounding_step(ahead)
+    return ahead // step * step
+
+
+def rounding_step(ahead: int) -> int:
+    """Return the unit that `rounded` rounds down to."""
     step = 1
     while ahead >= 100 * step:
         step *= 10
-    return ahead // step * step
+    return step
 
 
 def starts_in(seconds: float) -> str:
