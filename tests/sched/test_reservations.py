@@ -20,10 +20,12 @@ from gpusched.model.policy import AGENTS, AgentTraits
 from gpusched.model.reservations import Reservation, overlapping
 from gpusched.model.snapshot import PendingView, Snapshot
 from gpusched.sched.agent import Context
+from gpusched.sched.arrays import node_arrays_of, waiting_of
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.eligible import ineligible
 from gpusched.sched.explain import explain
+from gpusched.sched.reservations.calendar import MAX_LIMITS
 from gpusched.sched.stages import place_queue
 from tests.sched import worlds
 from tests.sched.reserved import (
@@ -52,6 +54,20 @@ def test_only_jobs_that_end_before_a_maintenance_start() -> None:
     reason = plan.reasons["not"]
     assert reason.code is ReasonCode.REQ_NODE_NOT_AVAIL
     assert reason.message.startswith("Reserved for maintenance: m in 2:00:00, for 2:00:00")
+
+
+def test_jobs_of_about_one_limit_are_kept_off_as_the_longest_of_them() -> None:
+    """In a queue of more limits than there are rows, of jobs that may use other nodes, too."""
+    rng = random.Random(5)
+    limits = [rng.randrange(600, 40 * H) for _ in range(300)]
+    jobs = [pending(f"j{at}", 1, limit=at, exclude=rng.choice([(), ("n2",)])) for at in limits]
+    snap = with_reservations(snapshot([node("n1"), node("n2")], jobs), reservation("m", ["n1"], 8 * H, 9 * H))
+    waiting = waiting_of(list(snap.pending), node_arrays_of(snap), {}, snap)
+    held, own = waiting.calendar.limit[waiting.requests.mask[waiting.jobs.shape]], waiting.jobs.limit
+    assert 2 * MAX_LIMITS < len(set(own)) > len(set(held))
+    assert (held >= own).all()
+    assert ((held <= 8 * H) == (own <= 8 * H)).all()
+    assert set(held) <= set(own)
 
 
 def test_while_it_lasts_only_its_own_run_there() -> None:
