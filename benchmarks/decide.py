@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import statistics
 import time
 from collections.abc import Callable
 from typing import get_args
 
+from gpusched.__main__ import GC_THRESHOLD
 from gpusched.model.jobs import Allocation, JobSpec, NodeAllocation
 from gpusched.model.policy import ORDERS, Backfill, Place, PolicySpec
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
@@ -112,6 +114,7 @@ def breakdown(snapshot: Snapshot, repeat: int) -> dict[str, float]:
 
 
 def main() -> None:
+    gc.set_threshold(GC_THRESHOLD)  # as the controller
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=1_000)

@@ -4,10 +4,13 @@ import gc
 
 from gpusched.cli import interrupts, stdout
 
+GC_THRESHOLD = 200_000
+"""Objects after which Python looks for garbage: imports make none, and looking takes a tenth of a short command."""
+
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    gc.set_threshold(200_000)  # nothing that imports make is garbage: looking takes a tenth of a short command's time
+    gc.set_threshold(GC_THRESHOLD)
     interrupts.end_at_once()
     stdout.reserve()
     from gpusched.cli.main import main as run
