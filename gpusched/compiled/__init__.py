@@ -92,10 +92,16 @@ class TookTooLong(NotCached):
 
 
 class _Mode(threading.local):
-    """How passes run in this thread. ``until``: as Python, until so much of its CPU time is used; None: compiled."""
+    """How passes run in this thread.
+
+    Attributes:
+        until: As Python, until so much of the thread's CPU time is used; None: compiled.
+        calls: So far of these, of which each sixteenth looks at the clock: that takes longer than many a call.
+    """
 
     compiles = True
     until: float | None = None
+    calls = 0
 
 
 _mode = _Mode()
@@ -122,7 +128,7 @@ def interpreted(at_most_s: float) -> Iterator[None]:
     """
     from numpy import errstate
 
-    before, _mode.until = _mode.until, time.thread_time() + at_most_s
+    before, _mode.until, _mode.calls = _mode.until, time.thread_time() + at_most_s, 0
     try:
         with errstate(all="ignore"):  # as compiled
             yield
@@ -257,8 +263,10 @@ class _Pass:
         until = _mode.until
         if until is None:
             return self.version(args)(*args)
-        if until != inf and time.thread_time() > until:  # to ask the clock takes longer than many a call
-            raise TookTooLong(self._function.__qualname__)
+        if until != inf:
+            if _mode.calls % 16 == 0 and time.thread_time() > until:
+                raise TookTooLong(self._function.__qualname__)
+            _mode.calls += 1
         return self._function(*args)
 
     def is_cached(self, args: tuple[Any, ...]) -> bool:
