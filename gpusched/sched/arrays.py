@@ -201,7 +201,8 @@ def waiting_of(
     rows are to be turned to other times, else now (none is rounded beyond the begin of a reservation).
     """
     specs = [job.spec for job in eligible]
-    left = np.array([s.time_limit_s if j.resizes is None else j.limit_s for j, s in zip(eligible, specs, strict=True)])
+    lefts = [s.time_limit_s if j.resizes is None else j.limit_s for j, s in zip(eligible, specs, strict=True)]
+    left = np.array(lefts, dtype=np.float64)
     limit = np.maximum(left, 0.0)
     # Masks, shapes and limits are numbered as they first appear: most jobs of a long queue share a few of each.
     masks: dict[MaskKey, int] = {}
