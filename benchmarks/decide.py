@@ -81,6 +81,7 @@ def waiting_job(rng: random.Random, i: int) -> PendingView:
 
 
 def median_ms(repeat: int, call: Callable[[], object]) -> float:
+    gc.set_threshold(GC_THRESHOLD)  # as the controller
     times = []
     for _ in range(repeat):
         begin = time.process_time()
@@ -114,7 +115,6 @@ def breakdown(snapshot: Snapshot, repeat: int) -> dict[str, float]:
 
 
 def main() -> None:
-    gc.set_threshold(GC_THRESHOLD)  # as the controller
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=1_000)

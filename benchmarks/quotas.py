@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import argparse
-import gc
 
 from msgspec.structs import replace
 
 from benchmarks.decide import build, median_ms
 from benchmarks.reservations import cases, reserved
-from gpusched.__main__ import GC_THRESHOLD
 from gpusched.model.limits import Group, Groups, Limits, Qos, Quotas
 from gpusched.model.policy import PolicySpec
 from gpusched.model.snapshot import PendingView, Snapshot
@@ -56,7 +54,6 @@ def with_quotas(snapshot: Snapshot, users: int) -> Snapshot:
 
 def main() -> None:
     """Print a table."""
-    gc.set_threshold(GC_THRESHOLD)  # as the controller
     parser = argparse.ArgumentParser(description=__doc__)
     for option, default in (("--jobs", 10_000), ("--nodes", 1_000), ("--users", 100), ("--repeat", 7)):
         parser.add_argument(option, type=int, default=default)

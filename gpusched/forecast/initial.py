@@ -17,7 +17,7 @@ from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import OVERRUN_S
 from gpusched.model.slicetables import GPU_PARTS
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
-from gpusched.sched.accounts import COLUMNS, chain, gpu_scale, scaled_gpus
+from gpusched.sched.accounts import COLUMNS, chain, scaled_gpus
 from gpusched.sched.arrays import NodeArrays, PendingArrays, releases_of, scratch_for, waiting_of
 from gpusched.sched.eligible import out_of_reach
 from gpusched.sched.fairtree import USER, FairShareTree, tree_of
@@ -196,7 +196,7 @@ def initial_state_of(
         parts=np.append(_max_parts(waiting, relaxed), row >= 0), partitions=len(queues), runs=len(jobs),
         changes=_changes(snapshot.now, eligible, wait_ends, jobs["rank"], waiting.calendar.end),
         half_life_s=half_life_s, scratch=passes.scratch, by_free=new_index(world.resources, False),
-        ledger=_ledger(snapshot, passes.jobs, gpu_scale(snapshot, views)),
+        ledger=_ledger(snapshot, passes.jobs, waiting.scale),
     )  # fmt: skip
     state, known = sim.state[count:], row[row >= 0]
     state["until"] = np.array([r.expected_end for r in running], np.float64)[owner]

@@ -31,6 +31,7 @@ def accounts_of(
     chains: dict[tuple[int, tuple[int, ...]], int] = {(-1, ()): -1}
     rows: list[tuple[int, int, int]] = []
     first: list[int] = []
+    # without bounds, as in most queues, no job counts for any
     counted = jobs if units or any(job.array_room is not None for job in jobs) else ()
     for job in counted:
         array = -1

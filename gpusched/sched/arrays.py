@@ -223,17 +223,17 @@ def waiting_of(
     cores, memory = [s.cores_per_node for s in specs], [s.memory_mib_per_node for s in specs]
     shapes: dict[ShapeKey, int] = {}
     columns = zip(partition, parts, gpus, cores, memory, mask, repeat(0), repeat(-1), strict=False)
-    rows, calendar = _masks_of(masks, list(kinds), _longest(masks, mask, lasts), world)
+    rows, calendar = _masks_of(masks, list(kinds), mask, lasts, world)
+    several = ints(parts)
     # without racks and splits every job has one request, and no chains are built
     if snapshot is not None and (world.racked or any(s.max_nodes is not None for s in specs)):
         open_to = calendar.base.tolist() or list(range(len(masks)))
         shape, most = _chains(eligible, mask, open_to, rows, world, snapshot, shapes)
     else:
-        shape, most = [shapes.setdefault(key, len(shapes)) for key in columns], parts
+        shape, most = [shapes.setdefault(key, len(shapes)) for key in columns], several
     requests = _requests_of(list(shapes), world)
     # Slurm lets jobs wait that ask for more nodes than there are, millions of them
-    held = int(np.minimum(ints(most), (requests.hi - requests.lo)[shape]).sum())
-    several = ints(parts)
+    held = int(np.minimum(most, (requests.hi - requests.lo)[shape]).sum())
     whole = several * ints(gpus)
     scale = gpu_scale(snapshot, eligible)
     counted = whole if scale == 1 else ints([scaled_gpus(s.gpus, s, scale) for s in specs])
@@ -279,7 +279,7 @@ def _chains(
     world: NodeArrays,
     snapshot: Snapshot,
     shapes: dict[ShapeKey, int],
-) -> tuple[list[int], list[int]]:
+) -> tuple[list[int], Ints]:
     """Enter each job's request and its looser ones into ``shapes``; return them and the most nodes it could get.
 
     ``open_to``: of each row of the masks, the row without reservations of others: these close nodes only for a time,
@@ -317,7 +317,7 @@ def _chains(
         shape.append(looser)
         most.append(max(ask.parts for ask in asked))
         chains[chain] = shape[-1], most[-1]
-    return shape, most
+    return shape, ints(most)
 
 
 def racks_for_ask(
@@ -347,10 +347,10 @@ def _requests_of(shapes: list[ShapeKey], world: NodeArrays) -> Requests:
 
 def _to_reservations(
     eligible: list[PendingView], limits: Floats, reserved: Reserved, by_limit: bool
-) -> tuple[Column, Column, Sequence[float] | Floats]:
+) -> tuple[Column, Column, Floats]:
     """Return each job's reservation (-1: none), a number shared by jobs treated alike, and a limit."""
     if not reserved:
-        return repeat(-1), repeat(_NO_RESERVATIONS), ()
+        return repeat(-1), repeat(_NO_RESERVATIONS), limits
     owns = [-1 if job.reserved is None else reserved.number.get(job.reserved.name, -1) for job in eligible]
     groups = grouped(limits)
     if by_limit:
@@ -360,30 +360,28 @@ def _to_reservations(
     return owns, (begun + groups * (len(reserved.begins) + 1)).tolist(), limits
 
 
-def _longest(
-    masks: Mapping[MaskKey, int], mask: list[int], lasts: Sequence[float] | Floats
-) -> dict[tuple[int, float], float]:
-    """Return the longest of the limits ``lasts`` (empty: none count) of jobs that are of one reservation and alike."""
-    limits, longest = dict[tuple[int, float], float](), np.zeros(len(masks))
-    if len(lasts):
-        np.maximum.at(longest, mask, lasts)
-    for (_, own, like), most in zip(masks, longest.tolist(), strict=True):
+def _longest(keys: Mapping[MaskKey, int], mask: list[int], lasts: Floats) -> dict[tuple[int, float], float]:
+    """Return the longest of the limits ``lasts`` of jobs that are of one reservation and alike."""
+    limits, longest = dict[tuple[int, float], float](), np.zeros(len(keys))
+    np.maximum.at(longest, mask, lasts)
+    for (_, own, like), most in zip(keys, longest.tolist(), strict=True):
         limits[own, like] = max(most, limits.get((own, like), 0.0))
     return limits
 
 
 def _masks_of(
-    keys: Iterable[MaskKey], kinds: list[AllowedKey], limits: dict[tuple[int, float], float], world: NodeArrays
+    keys: Mapping[MaskKey, int], kinds: list[AllowedKey], mask: list[int], lasts: Floats, world: NodeArrays
 ) -> tuple[Flags, Calendar]:
     """Return `_allowed` as reservations leave it now, one row per key, then one row as work space.
 
-    ``limits``: of those that are alike, the longest limit, or about that of all.
+    ``mask``: each job's row. ``lasts``: its limit, or about that of all that are alike.
     """
     if not world.reserved or not keys:
         return _allowed([kinds[kind] for kind, _, _ in keys], world), no_calendar()
     place: dict[int, int] = {}
     base = ints([place.setdefault(kind, len(place)) for kind, _, _ in keys])
-    limit = np.array([limits[own, like] for _, own, like in keys], np.float64)
+    longest = _longest(keys, mask, lasts)
+    limit = np.array([longest[own, like] for _, own, like in keys], np.float64)
     own = ints([own for _, own, _ in keys])
     allowed = _allowed([kinds[kind] for kind in place], world)
     return reserved_masks(world.reserved, allowed, base, own, limit, world.usable)

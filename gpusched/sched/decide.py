@@ -66,7 +66,7 @@ def decide(snapshot: Snapshot, models: Mapping[str, TrainedModel] = {}) -> Plan:
     eligible: list[PendingView] = []
     now, policies = snapshot.now, snapshot.policies
     for job in snapshot.pending:
-        why = ineligible(job, now, policies) or (sized.waits.get(job.id) if sized.waits else None)
+        why = ineligible(job, now, policies) or sized.waits.get(job.id)
         if why is None:
             eligible.append(job)
         else:

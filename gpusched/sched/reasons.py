@@ -80,10 +80,10 @@ class Verdicts:
     def __init__(self, snapshot: Snapshot, world: NodeArrays, waiting: PendingArrays, codes: list[int]) -> None:
         self._now = snapshot.now
         self._world, self._waiting, self._codes = world, waiting, codes
+        self._holding = {code for code in set(codes) if holds_back(code)}
         self._shapes, self._lo = waiting.jobs.shape.tolist(), waiting.requests.lo.tolist()
         self._by_shape: dict[tuple[int, int, bool], Reason] = {}
         self._limits, self._bounds = LimitReasons(snapshot), len(snapshot.bounds)
-        self._scale = waiting.scale
         self._accounts, self._links = waiting.jobs.account, waiting.jobs.links.tolist()
         self._room: list[int] = waiting.jobs.room.tolist()
         self._by_account: dict[tuple[int, ...], Reason] = {}
@@ -98,14 +98,13 @@ class Verdicts:
             POLICY: HELD_BACK if block.policy.agent else _UNLUCKY,
             MAPPING: ELSEWHERE,
         }
-        holding = {code for code in set(codes) if holds_back(code)}
         ahead, until = 0, 0  # from so many jobs on, their number is said otherwise
         for job in queue:
             code = codes[job]
             if code == STARTED:
                 continue
             view, before = views[job], ahead
-            if code in holding:
+            if code in self._holding:
                 ahead += 1 + view.behind
             if only is not None and job != only:
                 continue
@@ -139,7 +138,7 @@ class Verdicts:
     def _exceeded(self, at: int, gpus: int, gpu_s: int) -> Iterator[tuple[int, Reason]]:
         while at >= 0:
             bound, unit, at = self._links[at]
-            scale = self._scale if unit else 1
+            scale = self._waiting.scale if unit else 1
             cost, left = (1, gpus, gpu_s)[unit] / scale, self._room[bound] / scale
             if cost > max(left, 0):
                 yield bound, self._limits.of(bound, cost, left) if bound < self._bounds else ARRAY_FULL

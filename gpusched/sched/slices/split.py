@@ -29,9 +29,7 @@ def split(snapshot: Snapshot) -> Snapshot:
     slices that they could be cut into are among the slices: held until then.
     """
     pending, running = snapshot.pending, snapshot.running
-    asked = {job.spec.profile for job in pending} - {""}
-    if asked:
-        asked = {job.spec.profile for job in pending if _asks(job.spec)}
+    asked = {job.spec.profile for job in pending if job.spec.profile and _asks(job.spec)}
     if not asked and not any(n.slices or n.cuttable for n in snapshot.nodes):
         if not any(_asks(job.spec) for job in running):
             return snapshot
