@@ -187,7 +187,8 @@ def _keys(sim: Sim, jobs: Ints, policy: int, restart_s: Floats, thresholds: Floa
             keys[i] = work_left(sim.pace, sim, jobs[i], restart_s[jobs[i]])
         else:
             attained = _attained(sim, jobs[i], restart_s[jobs[i]])
-            keys[i] = np.sum(thresholds <= attained + _SLACK_GPU_S)
+            for threshold in thresholds:
+                keys[i] += threshold <= attained + _SLACK_GPU_S
     return keys
 
 
