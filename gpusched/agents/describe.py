@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from gpusched.config.weights import Arrays, TrainedModel
 from gpusched.model.units import count_of
-from gpusched.sched.agent import agent_parts, component_errors
+from gpusched.sched.agent import ComponentErrors, agent_parts
 
 _NO_NETWORK = "no neural network"
 _CONTENTION = "the rule of contention: what a place costs against how long the job has waited"
@@ -20,7 +20,7 @@ def describe_weights(model: TrainedModel) -> str:
     if model.agent in ours:
         return ours[model.agent](model)
     sizes = ", ".join(f"{name} {array.size}" for name, array in sorted(model.arrays.items()))
-    with component_errors(model.agent):
+    with ComponentErrors(model.agent):
         describe = agent_parts(model.agent).describe
         return describe(model) if describe is not None else f"weights of another package's agent ({sizes})"
 

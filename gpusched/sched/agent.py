@@ -6,8 +6,7 @@ itself); what it has changed in the arrays by then is undone here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -102,7 +101,7 @@ def decide_by_agent(
         if model is None:
             raise Unusable("no weights")
         own = prepared_weights(model)
-        with component_errors(policy.agent):
+        with ComponentErrors(policy.agent):
             live = agent_parts(policy.agent).live
             assert live is not None
             return live().decide_queue(own, context)
@@ -137,17 +136,20 @@ def why_broken(group: str, name: str) -> str | None:
     return None
 
 
-@contextmanager
-def component_errors(agent: str) -> Iterator[None]:
+class ComponentErrors:
     """Raise `ComponentError` for what another package's agent raises, but for `Unusable`: it cannot decide now."""
-    try:
-        yield
-    except (GpuschedError, Unusable, NotCached):
-        raise
-    except Exception as error:
-        if agent in AGENTS:
-            raise
-        raise installed("agents", agent).failed(error) from error
+
+    def __init__(self, agent: str) -> None:
+        self._agent = agent
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, GpuschedError | Unusable | NotCached):
+            return
+        if self._agent not in AGENTS:
+            raise installed("agents", self._agent).failed(error) from error
 
 
 _prepared: dict[str, tuple[TrainedModel, Any]] = {}  # path of the weights -> the model last loaded from it, prepared
@@ -162,7 +164,7 @@ def prepared_weights(model: TrainedModel) -> Any:
     kept = _prepared.get(model.path)
     if kept is None or kept[0] is not model:
         try:
-            with component_errors(model.agent):
+            with ComponentErrors(model.agent):
                 parts = agent_parts(model.agent)
                 made = parts.live or parts.sizes
                 assert made is not None

@@ -16,7 +16,7 @@ from gpusched.compiled import compiled_if_long, is_interpreted, is_on_disk, may_
 from gpusched.errors import UsageError
 from gpusched.model.limits import Limits, Quotas
 from gpusched.model.policy import AGENTS
-from gpusched.sched.agent import agent_parts, component_errors, prepared_weights
+from gpusched.sched.agent import ComponentErrors, agent_parts, prepared_weights
 from gpusched.sched.state import BACKFILLS, WHOLE, filled
 from gpusched.sim.engine.build import (
     Outage,
@@ -247,7 +247,7 @@ def _by_agent(world: SimWorld) -> tuple[SimWorld, Runner]:
         raise UsageError(problem, "use another placement")
     try:
         own = prepared_weights(model)
-        with component_errors(agent):
+        with ComponentErrors(agent):
             world, run = replay().runner(world, own)
     except ValueError as error:
         raise UsageError(f"{model.path}: {error}", "train it again") from None
@@ -258,7 +258,7 @@ def _naming(agent: str, run: Runner) -> Runner:
     """Return the run of another package's agent: what it raises is one line with its name."""
 
     def to_end(log: EventLog) -> int:
-        with component_errors(agent):
+        with ComponentErrors(agent):
             return run(log)
         raise AssertionError
 

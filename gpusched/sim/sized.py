@@ -341,11 +341,18 @@ class SizedRun:
         if model is not None:
             self._choose = partial(ask_agent, model.agent, weights)
         self._partitions = [name or "p" for name in world.pool.partitions]
+        self._names = list(map(world.trace.model_name, world.trace.model.tolist()))
         self._troubles: Counter[str] = Counter()
         racks, network = world.passes.scratch.racks, world.options.network
         switches = network is None or network.tree.parent.size > 0
-        self._racks = racks["number"].copy() if racks is not None and switches else np.zeros(0, np.int64)
-        self._span = [world.pool.span(partition) for partition in partitions]
+        rack = racks["number"].copy() if racks is not None and switches else np.zeros(0, np.int64)
+        self._nodes = [
+            partial(
+                sizing_nodes, own.scene, own.claims, world.sim.resources, world.passes.usable, world.passes.requests,
+                world.passes.jobs.masks, rack, *world.pool.span(partition),
+            )
+            for partition, own in enumerate(self._spaces)
+        ]  # fmt: skip
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -369,7 +376,8 @@ class SizedRun:
             return code != UNSOUND
 
         while code in (ASK, GRANT, MAP):
-            own, partition = self._spaces[sizer.at[PARTITION]], int(sizer.at[PARTITION])
+            partition = int(sizer.at[PARTITION])
+            own = self._spaces[partition]
             if code == ASK:
                 asked = partial(self._ask, own, partition)
                 if why := decide_sizes(own.claims, sizer.rule, asked, settled):
@@ -387,12 +395,8 @@ class SizedRun:
 
     def _ask(self, own: SizingSpace, partition: int) -> Ints:
         """Return the sizes that are chosen now in a partition; see `ask_agent`, `ask_component`."""
-        world, claims, trace = self._world, own.claims, self._world.trace
+        claims = own.claims
         rows = claims.jobs["row"][: claims.number[COUNT]]
-        models = trace.model[own.scene.rows["job"][rows]].tolist()
-        names = tuple(map(trace.model_name, models))
-        nodes = sizing_nodes(
-            own.scene, claims, world.sim.resources, world.passes.usable, world.passes.requests,
-            world.passes.jobs.masks, self._racks, *self._span[partition],
-        )  # fmt: skip
-        return self._choose(question_of(claims, self._partitions[partition], float(world.sim.clock[0]), names, nodes))
+        names = tuple(map(self._names.__getitem__, own.scene.rows["job"][rows].tolist()))
+        nodes, now = self._nodes[partition], float(self._world.sim.clock[0])
+        return self._choose(question_of(claims, self._partitions[partition], now, names, nodes))

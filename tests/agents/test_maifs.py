@@ -444,7 +444,7 @@ def question(jobs: list[tuple[int, float, float]], capacity: int, allowed: list[
         np.tile(amounts, (len(jobs), 1, 1)), np.tile(np.array([1.0, 1024.0]), (len(jobs), 1)),
         np.full(len(jobs), -1), np.zeros((0, 2), np.uint8), first, last, np.array(parts, PART),
     )  # fmt: skip
-    return question_of(claims, "A", 0.0, ("",) * len(jobs), nodes)
+    return question_of(claims, "A", 0.0, ("",) * len(jobs), lambda: nodes)
 
 
 def shipped(**about: str) -> live.LiveAgents:

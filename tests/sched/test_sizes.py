@@ -24,7 +24,7 @@ from gpusched.sched.arrays import node_arrays_of
 from gpusched.sched.check import check
 from gpusched.sched.decide import decide
 from gpusched.sched.sizing.live import Sized, pace_of, sizes_of
-from gpusched.sched.sizing.question import Question
+from gpusched.sched.sizing.question import Question, SizingNodes
 from gpusched.sched.sizing.rules import RULES, wish
 from gpusched.sched.sizing.settle import gather, settle
 from gpusched.sched.sizing.shapes import over_fewest, rooms_of
@@ -297,6 +297,7 @@ class Counting:
     """An agent that gives everybody what its weights say, in order."""
 
     asked: ClassVar[list[Question]] = []
+    nodes: ClassVar[SizingNodes | None] = None
 
     @staticmethod
     def prepare(model: TrainedModel) -> Any:
@@ -305,6 +306,7 @@ class Counting:
     @classmethod
     def choose_sizes(cls, prepared: Any, question: Question) -> Any:
         cls.asked.append(question)
+        cls.nodes = question.nodes  # later others may be free
         if prepared.size == 0:
             raise ValueError("a score of its network is no number")
         return prepared[: len(question.claims.jobs)]
@@ -335,7 +337,7 @@ def test_an_agents_cores_and_memory_bound_what_a_job_with_ranges_gets(counting: 
         (start,) = (a for a in decide(snapshot, {"p": weights}).actions if isinstance(a, Start))
         (part,) = start.allocation.parts
         assert (len(part.gpus), part.cores, part.memory_mib) == (8, given_, 8192)
-    nodes = counting.asked[-1].nodes
+    nodes = counting.nodes
     assert nodes is not None
     assert nodes.free.tolist() == nodes.usable.tolist()
     assert nodes.asks[0, 3].tolist() == [1, 8, 2, 8192]

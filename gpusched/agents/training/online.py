@@ -23,7 +23,7 @@ from gpusched.config.weights import CARD, digest_of, load_file, load_model, save
 from gpusched.errors import GpuschedError
 from gpusched.model.policy import PolicySpec
 from gpusched.model.units import iso_utc
-from gpusched.sched.agent import component_errors
+from gpusched.sched.agent import ComponentErrors
 
 ONLINE_OF, ONLINE_UNTIL = "online_of", "online_until"
 """In weights learned online: the version of the shadow that they began with, and until when decisions are known."""
@@ -53,7 +53,7 @@ def update_online(request: TrainRequest, shadow: PolicySpec, start: Path, since:
         job = TrainJob(
             spec=shadow, seed=0, device="cpu", checkpoint=Checkpoint(Path(nothing) / "none", ""), **material._asdict()
         )  # fmt: skip
-        with component_errors(agent):
+        with ComponentErrors(agent):
             learned = online().update_agent(job, model, since - epoch)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Policies are not searched for below a folder with a dot name: a crash leaves nothing half done.

@@ -37,7 +37,7 @@ from gpusched.model.policy import AGENTS, PolicySpec
 from gpusched.model.suggest import did_you_mean
 from gpusched.model.units import iso_utc
 from gpusched.queue.lastgood import inventory_path
-from gpusched.sched.agent import component_errors
+from gpusched.sched.agent import ComponentErrors
 from gpusched.sim.orders import folders_in_force
 from gpusched.sim.policies import policy_of_spec
 
@@ -196,7 +196,7 @@ class _PartitionTraining:
                 spec=spec, seed=seed, device=self._request.device, checkpoint=checkpoint, **material._asdict()
             )
             report = self._report.of(f"{material.partition}, seed {seed}")
-            with component_errors(self._agent):
+            with ComponentErrors(self._agent):
                 found.append((trainer().train_agent(job, report), seed))
         best, seed = max(found, key=lambda pair: pair[0].score)
         return FinishedTraining(best, seed, round(time.monotonic() - started, 1))

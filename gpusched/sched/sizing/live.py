@@ -20,7 +20,7 @@ from gpusched.model.plan import Reason, ReasonCode, Resize
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
 from gpusched.model.snapshot import PendingView, RunningView, Snapshot
-from gpusched.sched.agent import Unusable, agent_parts, component_errors, prepared_weights
+from gpusched.sched.agent import ComponentErrors, Unusable, agent_parts, prepared_weights
 from gpusched.sched.arrays import NodeArrays, waiting_of
 from gpusched.sched.eligible import ineligible, may_resize
 from gpusched.sched.fit import set_feasibility
@@ -159,15 +159,15 @@ class _Partition:
         if model is None:
             raise Unusable("no weights")
         try:
-            return ask_agent(self.policy.agent, prepared_weights(model), self._question(claims, nodes()))
+            return ask_agent(self.policy.agent, prepared_weights(model), self._question(claims, nodes))
         except ComponentError as error:
             raise Unusable(error.line()) from error
 
     def _ask_component(self, claims: Claims, nodes: Callable[[], SizingNodes]) -> Ints:
         """Return the sizes of another package's component; see `ask_component`."""
-        return ask_component(self.policy.sizes, self._question(claims, nodes()))
+        return ask_component(self.policy.sizes, self._question(claims, nodes))
 
-    def _question(self, claims: Claims, nodes: SizingNodes) -> Question:
+    def _question(self, claims: Claims, nodes: Callable[[], SizingNodes]) -> Question:
         specs = [self.jobs[row].spec for row in claims.jobs["row"][: claims.number[COUNT]].tolist()]
         names = tuple(spec.name if spec is not None else "" for spec in specs)
         return question_of(claims, self.name, self.snapshot.now, names, nodes)
@@ -336,7 +336,7 @@ def decide_sizes(claims: Claims, rule: int, asked: Callable[[], Ints] | None, se
     if asked is not None and claims.number[COUNT] > 0:
         try:
             answer = asked()
-            for name, column in zip(_ANSWERED, answer.reshape(len(answer), -1).T, strict=False):
+            for name, column in zip(_ANSWERED, answer.T if answer.ndim > 1 else (answer,), strict=False):
                 claims.jobs[name][: len(answer)] = column
             if settled():
                 return ""
@@ -358,7 +358,7 @@ def ask_agent(agent: str, weights: object, question: Question) -> Ints:
         ValueError: It cannot choose, or what it says is no sizes.
         ComponentError: It is another package's, and failed.
     """
-    with component_errors(agent):
+    with ComponentErrors(agent):
         sizes = agent_parts(agent).sizes
         assert sizes is not None
         return _checked(sizes().choose_sizes(weights, question), question)

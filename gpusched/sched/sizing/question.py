@@ -10,7 +10,7 @@ two at most what it gets where it has ranges of them; 0: as much as there is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -144,7 +144,7 @@ class Question(NamedTuple):
         claims: The jobs.
         names: The jobs' names (their kind, where a trace has models); "" where not known.
         capacity, free, total, others: As in ``claims.number``.
-        nodes: The partition's nodes; None: not modelled.
+        find_nodes: Returns the partition's nodes, which few agents look at; None: not modelled.
     """
 
     partition: str
@@ -155,7 +155,12 @@ class Question(NamedTuple):
     free: int
     total: int
     others: int
-    nodes: SizingNodes | None = None
+    find_nodes: Callable[[], SizingNodes] | None = None
+
+    @property
+    def nodes(self) -> SizingNodes | None:
+        """The partition's nodes, found anew at each reading; None: not modelled."""
+        return None if self.find_nodes is None else self.find_nodes()
 
 
 Amounts = tuple[tuple[int, int], tuple[int, int]]
@@ -186,9 +191,13 @@ def new_claims(jobs: int, most: int) -> Claims:
 
 
 def question_of(
-    claims: Claims, partition: str, now: float, names: tuple[str, ...], nodes: SizingNodes | None = None
-) -> Question:
+    claims: Claims, partition: str, now: float, names: tuple[str, ...],
+    find_nodes: Callable[[], SizingNodes] | None = None,
+) -> Question:  # fmt: skip
     """Build the question for an agent; ``names``: of the actual jobs."""
     count, capacity, free, total, others = claims.number.tolist()
-    cut = Claims._make(array if array is claims.number else array[:count] for array in claims)
-    return Question(partition, now, cut, names, capacity, free, total, others, nodes)
+    jobs, sizes, shape, allowed, pace, reported, number = claims
+    cut = Claims(
+        jobs[:count], sizes[:count], shape[:count], allowed[:count], pace[:count], reported[:count], number
+    )
+    return Question(partition, now, cut, names, capacity, free, total, others, find_nodes)
