@@ -131,8 +131,8 @@ class StartForecast:
 
     def sooner(self) -> tuple[Sooner, ...]:
         """Return what would start it sooner: at once first, then what saves most; call it after `expected`."""
-        now = self._snapshot.now
-        if self._target >= 0 and np.median(self._starts) <= now:
+        now, (_, median, _) = self._snapshot.now, quantiles(self._starts)
+        if self._target >= 0 and median is not None and median <= now:
             return ()
         found: dict[str, Sooner] = {}
         for place, alternative in enumerate(self._alternatives, self.ahead.first_variant):
@@ -151,7 +151,7 @@ class StartForecast:
         if self._target < 0 or not self._draws:
             return []
         now, running, limits = self._snapshot.now, self._snapshot.running, self.ahead.by_limits
-        expected = np.median([times.ends for times in self._draws], axis=0)
+        expected = np.sort([times.ends for times in self._draws], axis=0)[(len(self._draws) - 1) // 2]
         order = np.argsort(expected, kind="stable").tolist()
         rows = [i for i in order if any(part.node in self._own_nodes for part in running[i].allocation.parts)]
         for i in rows[:_MOST_ENDINGS]:

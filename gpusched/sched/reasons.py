@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
 from gpusched.model.plan import Reason, ReasonCode
 from gpusched.model.policy import PolicySpec
 from gpusched.model.reservations import Reservation
@@ -192,8 +190,8 @@ class Verdicts:
         if key not in self._of_reserved:
             reserved, lo, hi = self._world.reserved, key[0], int(self._waiting.requests.hi[shape])
             if key[0] not in self._reserved_on:  # by begin, as their numbers are
-                numbers = np.unique(reserved.of[(reserved.node >= lo) & (reserved.node < hi)]).tolist()
-                self._reserved_on[key[0]] = [reserved.all[number] for number in numbers]
+                numbers = set(reserved.of[(reserved.node >= lo) & (reserved.node < hi)].tolist())
+                self._reserved_on[key[0]] = [reserved.all[number] for number in sorted(numbers)]
             text = reserved_text(self._reserved_on[key[0]], key[2], key[1], self._now)
             self._of_reserved[key] = Reason(code=ReasonCode.REQ_NODE_NOT_AVAIL, message=text)
         return self._of_reserved[key]

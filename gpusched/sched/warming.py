@@ -14,7 +14,7 @@ from gpusched.model.reservations import Reservation
 from gpusched.model.resources import SharingSettings
 from gpusched.model.snapshot import NodeView, PendingView, RunningView, Snapshot
 from gpusched.sched.decide import decide
-from gpusched.sched.state import BACKFILLS, PLACES
+from gpusched.sched.state import PLACES
 
 
 def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
@@ -26,9 +26,8 @@ def warm_up(policies: Iterable[PolicySpec] = (), shares: bool = False) -> None:
     for policy in [policy for policy in asked if policy.sizes != "base"][:1]:  # one compiles all rules
         decide(small_snapshot(policy))
     plans = any("conservative" in (policy.backfill, policy.effective_fallback.backfill) for policy in asked)
-    for backfill in BACKFILLS if plans else [name for name in BACKFILLS if name != "conservative"]:
-        for place in PLACES:
-            decide(small_snapshot(PolicySpec(name="warm-up", place=place, backfill=backfill)))  # type: ignore[arg-type]
+    for backfill in ("easy", "conservative") if plans else ("easy",):  # one pass has all other rules
+        decide(small_snapshot(PolicySpec(name="warm-up", backfill=backfill)))
     for policy in [policy for policy in asked if policy.place not in (*PLACES, *MAPPING_PLACES)][:1]:
         decide(small_snapshot(PolicySpec(name="warm-up", place=policy.place, backfill="easy")))
     decide(_reserved(small_snapshot(PolicySpec(name="warm-up"))))

@@ -68,3 +68,28 @@ def test_the_first_use_with_little_to_simulate_compiles_nothing_and_answers_the_
         assert answers[0][0] == answers[1][0]
         assert answers[0][1].split() == ["imported:"]
     assert [file.name for file in (tmp_path / "cache").rglob(f"*{SUFFIX}")] == []
+
+
+ONE_THREAD = """
+import os, subprocess
+from gpusched.cli import blas
+before = dict(os.environ)
+blas.use_one_thread()
+import numpy
+assert dict(os.environ) == before
+print(len(os.listdir("/proc/self/task")), subprocess.run(["sh", "-c", "echo $OPENBLAS_NUM_THREADS"],
+      capture_output=True, text=True).stdout.strip())
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="OpenBLAS starts no thread on one core")
+@pytest.mark.parametrize(
+    ("own", "seen"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "2"}, "2 2"), ({"OMP_NUM_THREADS": "2"}, "2")]
+)
+def test_numpy_starts_no_threads_unless_the_user_says_so_and_no_other_program_is_limited(
+    own: dict[str, str], seen: str, tmp_path: Path
+) -> None:
+    env = {name: value for name, value in env_of(tmp_path).items() if not name.endswith("_NUM_THREADS")}
+    argv = [sys.executable, "-c", ONE_THREAD]
+    done = subprocess.run(argv, env=env | own, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == seen

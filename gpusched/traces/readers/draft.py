@@ -288,7 +288,7 @@ def moved(depends_on: Ints, order: Ints) -> Ints:
 
 
 def _used(index: Ints, words: tuple[str, ...]) -> Names:
-    present = np.unique(index[index >= 0])
+    present = np.flatnonzero(np.bincount(index[index >= 0]))
     place = np.full(len(words) + 1, -1, np.int64)
     place[present] = np.arange(len(present))
     return place[index], tuple(words[i] for i in present.tolist())
