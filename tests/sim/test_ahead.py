@@ -401,6 +401,27 @@ def test_a_long_queue_is_run_ahead_only_as_far_as_work_is_allowed(monkeypatch: p
     assert not [s for s in later if not np.isfinite(s.start)]
 
 
+def test_a_job_that_can_start_now_waits_for_no_other_to_end() -> None:
+    busy = [running("r", {"n": (0,)}, NOW + 100)]
+    for gpus, needs in ((3, []), (4, ["after job r of bob ends"])):
+        snap = snapshot([node("n", 4)], [pending("a", gpus)], busy)
+        foresight = StartForecast(snap, snap.pending[0], RunTimeSampler([]), half_life_s=1e6, tick_s=1.0)
+        foresight.expected()
+        assert [sooner.what for sooner in foresight.sooner()] == needs
+
+
+def test_of_jobs_that_have_to_end_the_one_that_usually_ends_first_is_named() -> None:
+    """One of its draws is late."""
+    busy = [running(name, {on: (0, 1)}, NOW + 5000) for name, on in (("r", "n"), ("s", "m"))]
+    snap = snapshot([node("n", 2), node("m", 2)], [pending("a", 2)], busy)
+    foresight = StartForecast(snap, snap.pending[0], RunTimeSampler([]), half_life_s=1e6, tick_s=1.0)
+    lasts = foresight.ahead.by_limits.lasts
+    foresight._draws = [RunTimeDraw(lasts, NOW + np.array([end, 100.0])) for end in (10.0, 1000.0, 20.0)]
+    foresight.expected()
+    (first,) = foresight.sooner()
+    assert (first.what.split(" of ")[0], first.start, first.nodes) == ("after job r", NOW + 20, ("n",))
+
+
 def staged(snap: Snapshot) -> bool:
     return all(p.place != "naive" for p in snap.policies.values())
 

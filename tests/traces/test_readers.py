@@ -13,6 +13,7 @@ from gpusched.errors import GpuschedError, UsageError, Warnings
 from gpusched.traces import file as tracefile
 from gpusched.traces.load import _sources, load, resolve
 from gpusched.traces.readers import cache
+from gpusched.traces.readers.draft import assemble
 from gpusched.traces.trace import Trace
 from tests.plugin.building import registered
 from tests.traces import samples
@@ -188,3 +189,12 @@ def test_a_part_of_a_trace_is_taken_by_any_of_its_bounds(put: Put, window: dict[
     else:
         assert len(load(path, **window)) == (2 if "since" in window else 1)  # type: ignore[arg-type]
     assert len(load(put("p.csv", samples.PHILLY_CSV))) == 3
+
+
+def test_names_of_no_job_are_dropped() -> None:
+    user = np.array([2, -1]), ("ann", "bob", "cat")
+    trace = assemble(
+        name="t", epoch=None, ids=("a", "b"), submit=np.zeros(2), duration=np.ones(2), gpus=np.ones(2, np.int64),
+        names={"user": user}, columns={},
+    )  # fmt: skip
+    assert (trace.user.tolist(), trace.users) == ([0, -1], ("cat",))
