@@ -18,7 +18,7 @@ _BY_USER = (_THREADS, "OMP_NUM_THREADS", "GOTO_NUM_THREADS")
 
 
 class _OneThread(MetaPathFinder):
-    """Sets the number of threads while numpy is loaded: jobs and programs that we start must not inherit it."""
+    """Set the number of threads while numpy is loaded: jobs and programs that we start must not inherit it."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
         if name != "numpy":

@@ -75,7 +75,7 @@ _PATTERNS: tuple[tuple[Fault, str], ...] = (
     (Fault.REGISTRY, r"registry|initializing source|dial tcp|copying blob|TLS handshake|toomanyrequests"),
     (Fault.OWN, _OWN),
 )
-_HOW = re.IGNORECASE | re.MULTILINE
+_FLAGS = re.IGNORECASE | re.MULTILINE
 
 
 def fault_of(error: str, spec: JobSpec) -> Fault:
@@ -83,7 +83,7 @@ def fault_of(error: str, spec: JobSpec) -> Fault:
     for path in sorted(_own_paths(spec), key=len, reverse=True):
         # Match exactly this path, not longer ones.
         error = re.sub(rf"(?<![\w./-]){re.escape(path.rstrip('/'))}/?(?![\w/-]|\.\w)", _OWN, error)
-    return next((fault for fault, words in _PATTERNS if re.search(words, error, _HOW)), Fault.NODE)
+    return next((fault for fault, words in _PATTERNS if re.search(words, error, _FLAGS)), Fault.NODE)
 
 
 def _own_paths(spec: JobSpec) -> list[str]:

@@ -81,7 +81,7 @@ def reserved_masks(
 
 def grouped(limits: Floats) -> Floats:
     """Return the limits, ``float64[jobs]``; if too many differ, each rounded up to one of a few."""
-    found: Floats = np.unique(limits, return_index=True)[0]  # else numpy imports its masked arrays: 30 ms
+    found: Floats = np.unique(limits, return_index=True)[0]  # else numpy imports its masked arrays
     if len(found) > MAX_LIMITS:
         found = np.unique(found[np.linspace(0, len(found) - 1, MAX_LIMITS).round().astype(np.int64)])
     return found[np.searchsorted(found, limits)]

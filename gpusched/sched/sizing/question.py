@@ -159,7 +159,7 @@ class Question(NamedTuple):
 
     @property
     def nodes(self) -> SizingNodes | None:
-        """The partition's nodes, found anew at each reading; None: not modelled."""
+        """The partition's nodes as they are now, found anew at each reading; None: not modelled."""
         return None if self.find_nodes is None else self.find_nodes()
 
 
