@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--waiting", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"GPUSCHED_STATE": folder, "GPUSCHED_INVENTORY": str(INVENTORY)}
+        os.environ |= {"GPUSCHED_STATE": folder, "GPUSCHED_INVENTORY": str(INVENTORY), "PYTHONDONTWRITEBYTECODE": ""}
         build(Path(folder), arguments.jobs, waiting_job if arguments.waiting else finished_job)
         commands = {
             "import typer, rich.table": BASELINE,

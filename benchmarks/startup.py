@@ -106,7 +106,7 @@ def spent(words: list[str], folder: Path, **more: str) -> tuple[float, float]:
     """CPU and wall seconds of one process and all that it waited for; ticks begin with the same store."""
     env = os.environ | {"GPUSCHED_STATE": str(folder / "now"), "GPUSCHED_INVENTORY": str(folder / "inventory.yaml")}
     env |= {"XDG_CACHE_HOME": str(folder / "cache"), "NUMBA_CACHE_DIR": str(folder / "cache")}
-    env |= {"PYTHONPATH": str(Path(__file__).parents[1])} | more
+    env |= {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": ""} | more  # as users have it
     shutil.rmtree(folder / "now", ignore_errors=True)
     shutil.copytree(folder / "state", folder / "now")
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()

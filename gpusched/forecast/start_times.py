@@ -131,8 +131,8 @@ class StartForecast:
 
     def sooner(self) -> tuple[Sooner, ...]:
         """Return what would start it sooner: at once first, then what saves most; call it after `expected`."""
-        now, (_, median, _) = self._snapshot.now, quantiles(self._starts)
-        if self._target >= 0 and median is not None and median <= now:
+        now = self._snapshot.now
+        if self._target >= 0 and _median(self._starts) <= now:
             return ()
         found: dict[str, Sooner] = {}
         for place, alternative in enumerate(self._alternatives, self.ahead.first_variant):
@@ -151,7 +151,7 @@ class StartForecast:
         if self._target < 0 or not self._draws:
             return []
         now, running, limits = self._snapshot.now, self._snapshot.running, self.ahead.by_limits
-        expected = np.sort([times.ends for times in self._draws], axis=0)[(len(self._draws) - 1) // 2]
+        expected = _median([times.ends for times in self._draws])
         order = np.argsort(expected, kind="stable").tolist()
         rows = [i for i in order if any(part.node in self._own_nodes for part in running[i].allocation.parts)]
         for i in rows[:_MOST_ENDINGS]:
@@ -167,15 +167,14 @@ class StartForecast:
         """Return the alternatives that start later than now but sooner than the job by the same draws."""
         jobs = len(self.ahead.views) + len(self._snapshot.running)
         runs = min(len(self._starts), max(1, 3000 // max(jobs, 1)))  # by the same draws, so one can do
-        base = np.sort(self._starts[:runs])
-        median = float(base[(runs - 1) // 2]) if self._target >= 0 else np.inf
+        median = float(_median(self._starts[:runs])) if self._target >= 0 else np.inf
         found = []
         for i in alternatives[:_MOST_LATER]:
             if self._left <= 0:
                 break
             place = self.ahead.first_variant + i
-            starts = np.sort([self._start(t, place, until=median, seed=k) for k, t in enumerate(self._draws[:runs])])
-            start = float(starts[(runs - 1) // 2])
+            starts = [self._start(t, place, until=median, seed=k) for k, t in enumerate(self._draws[:runs])]
+            start = float(_median(starts))
             if start + max(_MIN_SAVED_S, _MIN_SAVED * (min(median, 1e18) - self._snapshot.now)) < median:
                 found.append(Sooner(what=self._alternatives[i].what, how=self._alternatives[i].how, start=start))
         return sorted(found, key=lambda s: s.start)
@@ -221,6 +220,12 @@ def quantiles(starts: Floats) -> tuple[float | None, float | None, float | None]
     places = [max(0, int(np.ceil(q * len(ordered))) - 1) for q in (LOW, 0.5, HIGH)]
     low, median, high = (_known(float(ordered[p])) for p in places)
     return low, median, high
+
+
+def _median(draws: Sequence[Floats] | Sequence[float] | Floats) -> Floats:
+    """Return the value, of those of all draws, that half of them do not exceed, as `quantiles` does."""
+    median: Floats = np.sort(draws, axis=0)[(len(draws) - 1) // 2]
+    return median
 
 
 def _known(time: float) -> float | None:

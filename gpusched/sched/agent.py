@@ -146,9 +146,8 @@ class ComponentErrors:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if not isinstance(error, Exception) or isinstance(error, GpuschedError | Unusable | NotCached):
-            return
-        if self._agent not in AGENTS:
+        known = isinstance(error, GpuschedError | Unusable | NotCached)
+        if isinstance(error, Exception) and not known and self._agent not in AGENTS:
             raise installed("agents", self._agent).failed(error) from error
 
 

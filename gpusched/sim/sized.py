@@ -341,12 +341,13 @@ class SizedRun:
         if model is not None:
             self._choose = partial(ask_agent, model.agent, weights)
         self._partitions = [name or "p" for name in world.pool.partitions]
-        self._names = list(map(world.trace.model_name, world.trace.model.tolist()))
+        names = map(world.trace.model_name, world.trace.model.tolist())
+        self._names = list(names) if sizer.asks else []  # of each job
         self._troubles: Counter[str] = Counter()
         racks, network = world.passes.scratch.racks, world.options.network
         switches = network is None or network.tree.parent.size > 0
         rack = racks["number"].copy() if racks is not None and switches else np.zeros(0, np.int64)
-        self._nodes = [
+        self._find_nodes = [
             partial(
                 sizing_nodes, own.scene, own.claims, world.sim.resources, world.passes.usable, world.passes.requests,
                 world.passes.jobs.masks, rack, *world.pool.span(partition),
@@ -398,5 +399,5 @@ class SizedRun:
         claims = own.claims
         rows = claims.jobs["row"][: claims.number[COUNT]]
         names = tuple(map(self._names.__getitem__, own.scene.rows["job"][rows].tolist()))
-        nodes, now = self._nodes[partition], float(self._world.sim.clock[0])
-        return self._choose(question_of(claims, self._partitions[partition], now, names, nodes))
+        find_nodes, now = self._find_nodes[partition], float(self._world.sim.clock[0])
+        return self._choose(question_of(claims, self._partitions[partition], now, names, find_nodes))
